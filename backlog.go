@@ -1,0 +1,242 @@
+package baton
+
+// This file holds the message, which is one call of a user on its way to a server and back, and the queue in
+// which messages wait: the bridge's backlog of unwritten ones and each connection's queue of those in flight.
+// Everything that is queued is guarded by the bridge's lock. Nothing here knows a socket.
+
+import "sync"
+
+// BacklogPolicy says what happens to a command given while there is no connection.
+type BacklogPolicy uint8
+
+const (
+	Queue    BacklogPolicy = iota // it waits for the next connection, within its context and Timeout
+	FailFast                      // it fails with ErrNoConnection, never sent; not during a handoff
+)
+
+// maxCopy is the most that is copied under the lock, about 5 µs; what is larger travels by reference.
+const maxCopy = 64 << 10
+
+// place says who owns a message. It is guarded by the lock of the bridge that the message was given to.
+//
+//	withCaller  not given yet, or given up while queued    → queued, inFlight: the caller gives it
+//	queued      the bridge's: it stands in the backlog     → inFlight: written; withCaller: given up; popped: failed
+//	inFlight    the bridge's: written, or about to be      → popped: answered or cut; queued: returned unsent
+//	popped      the reader's (or whoever cut it off), until its signal; then the caller's again
+type place uint8
+
+const (
+	withCaller place = iota
+	queued
+	inFlight
+	popped
+)
+
+// signal is what wakes the caller of a message.
+type signal uint8
+
+const (
+	done signal = iota // the message is complete and the caller's again; sent exactly once, by who popped it
+	look               // the sweep or Close wants the caller to give up; sent at most once, under the lock
+)
+
+// message is one command, batch or internal command: bytes to write and replies to come.
+//
+// Only its owner completes or recycles it (see place). To give up, the caller takes the bridge's lock and looks:
+// a queued message is unlinked and was never sent; one in flight is left behind, abandoned, and recycled by
+// whoever pops it, so that its reply still has a place in line; of a popped one the signal is on its way.
+type message struct {
+	// Set by the caller before it gives the message away, and not changed until it is recycled. The bytes are
+	// the message's own: neither arguments nor a Batch are read after their call has returned.
+	buf       []byte
+	want      int // replies that answer it
+	start     tick
+	appending bool // the reply's text is appended to dst instead of becoming reply
+
+	// Guarded by the bridge's lock.
+	next, prev *message
+	place      place
+	abandoned  bool  // nobody waits for it
+	poked      bool  // look was sent
+	begin, end int64 // where it stands in its connection's count of bytes, while in flight
+	got        int   // replies assigned to it so far
+
+	// Written by the reader while it delivers, by whoever pops the message before the signal, and read by the
+	// caller after it. An abandoned message's caller never looks again, so dst is not written then.
+	reply   Reply
+	replies []Reply // of a batch: want long
+	dst     []byte
+	err     error
+
+	signals chan signal // of capacity two, so that neither of the two that are ever sent can block
+}
+
+var messages = sync.Pool{New: func() any { return &message{signals: make(chan signal, 2)} }}
+
+// newMessage takes a message for want replies from the pool.
+func newMessage(want int) *message {
+	m := messages.Get().(*message)
+	m.want = want
+	return m
+}
+
+// recycle gives the message back. Its owner calls it, after the done signal was received if one was due. A look
+// that nobody received is drained. Bytes above maxCopy may still be referred to by a write, and are left to it.
+func (m *message) recycle() {
+	for len(m.signals) > 0 {
+		<-m.signals
+	}
+	buf, signals := m.buf[:0], m.signals
+	if cap(buf) > maxCopy {
+		buf = nil
+	}
+	*m = message{buf: buf, signals: signals}
+	messages.Put(m)
+}
+
+// finish completes a popped message, handing it to its caller. The caller may recycle it at once: nothing of m
+// may be touched afterwards.
+func (m *message) finish() { m.signals <- done }
+
+// fail completes a popped message that got no reply, or not all of them; the replies that came stay.
+func (m *message) fail(err error) {
+	m.err = err
+	for i := m.got; i < len(m.replies); i++ {
+		m.replies[i] = failure(err)
+	}
+	m.finish()
+}
+
+// pokeLocked tells the caller of a queued or written message to give up, once.
+func (m *message) pokeLocked() {
+	if !m.poked && !m.abandoned {
+		m.poked = true
+		m.signals <- look
+	}
+}
+
+// queue is a list of messages, oldest first, that can lose any of them. It is guarded by the bridge's lock.
+type queue struct {
+	head, tail *message
+	commands   int // replies awaited by all together
+	bytes      int
+}
+
+func (q *queue) empty() bool { return q.head == nil }
+
+// insertLocked puts m behind after; nil is the front.
+func (q *queue) insertLocked(m, after *message, p place) {
+	m.place, m.prev = p, after
+	if after == nil {
+		m.next, q.head = q.head, m
+	} else {
+		m.next, after.next = after.next, m
+	}
+	if m.next == nil {
+		q.tail = m
+	} else {
+		m.next.prev = m
+	}
+	q.commands += m.want
+	q.bytes += len(m.buf)
+}
+
+func (q *queue) pushLocked(m *message, p place) { q.insertLocked(m, q.tail, p) }
+
+// removeLocked takes m out; its new owner is p's.
+func (q *queue) removeLocked(m *message, p place) {
+	if m.prev == nil {
+		q.head = m.next
+	} else {
+		m.prev.next = m.next
+	}
+	if m.next == nil {
+		q.tail = m.prev
+	} else {
+		m.next.prev = m.prev
+	}
+	m.next, m.prev, m.place = nil, nil, p
+	q.commands -= m.want
+	q.bytes -= len(m.buf)
+}
+
+// cutLocked takes m and all behind it out of the queue. They stay as they are, still linked to each other.
+func (q *queue) cutLocked(m *message) *message {
+	if m == nil {
+		return nil
+	}
+	q.tail = m.prev
+	if m.prev == nil {
+		q.head = nil
+	} else {
+		m.prev.next, m.prev = nil, nil
+	}
+	for r := m; r != nil; r = r.next {
+		q.commands -= r.want
+		q.bytes -= len(r.buf)
+	}
+	return m
+}
+
+// returnLocked puts a chain that was cut from a connection's queue, of which no byte was sent, at the head of the
+// backlog, in its order. Those that were given up are recycled: their callers were told that they left in time
+// to know nothing, and nobody wants them written. It counts the commands.
+func (q *queue) returnLocked(chain *message) (commands int) {
+	var after *message
+	for m := chain; m != nil; {
+		next := m.next
+		commands += m.want
+		if m.abandoned {
+			m.recycle()
+		} else {
+			m.begin, m.end = 0, 0
+			q.insertLocked(m, after, queued)
+			after = m
+		}
+		m = next
+	}
+	return commands
+}
+
+// popChainLocked marks every message of a chain popped, for failChain, and counts the commands that somebody waits for.
+func popChainLocked(chain *message) (commands int) {
+	for m := chain; m != nil; m = m.next {
+		if m.place = popped; !m.abandoned {
+			commands += m.want
+		}
+	}
+	return commands
+}
+
+// failChain completes the messages of a popped chain with err, outside the lock.
+func failChain(chain *message, err error) {
+	for m := chain; m != nil; {
+		next := m.next
+		m.next, m.prev = nil, nil
+		if m.abandoned {
+			m.recycle()
+		} else {
+			m.fail(err)
+		}
+		m = next
+	}
+}
+
+// admitsLocked says whether m may join a backlog bounded by so many commands and bytes. An empty one takes
+// anything, so that a message larger than the bound can be sent at all.
+func (q *queue) admitsLocked(m *message, commands, bytes int) bool {
+	return q.empty() || q.commands+m.want <= commands && q.bytes+len(m.buf) <= bytes
+}
+
+// sweepLocked wakes the callers of all messages that began to wait at limit or before, and counts them. Messages
+// that stand in line since before from count as begun then. Since nothing overtakes in a queue it looks at the
+// head and goes on only while it finds some: the sweep of an orderly queue looks at one message.
+func (q *queue) sweepLocked(from, limit tick) (expired int) {
+	for m := q.head; m != nil && max(m.start, from) <= limit; m = m.next {
+		if !m.poked && !m.abandoned {
+			m.pokeLocked()
+			expired++
+		}
+	}
+	return expired
+}

@@ -1,0 +1,220 @@
+package batontest
+
+// RESP as a server needs it: commands are parsed in place, replies appended to a buffer, and frames told apart without
+// being decoded. Nothing here knows of connections or locks.
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// protocolError is answered as -ERR Protocol error: …; the connection cannot be used any further.
+type protocolError string
+
+func (e protocolError) Error() string { return "Protocol error: " + string(e) }
+
+const (
+	maxArgs   = 1 << 20   // as Redis: elements in a command
+	maxBulk   = 512 << 20 // as Redis: proto-max-bulk-len
+	maxInline = 64 << 10  // as Redis
+)
+
+// parseCommand appends the arguments of the command at the head of b to args; they alias b. n is the command's length,
+// 0 while it is incomplete.
+func parseCommand(args [][]byte, b []byte) (_ [][]byte, n int, err error) {
+	if len(b) == 0 {
+		return args, 0, nil
+	}
+	if b[0] != '*' {
+		return parseInline(args, b)
+	}
+	count, i, ok := parseLength(b, 1)
+	if !ok || count > maxArgs {
+		return args, 0, protocolError("invalid multibulk length")
+	}
+	if i == 0 {
+		return args, 0, nil
+	}
+	for ; count > 0; count-- {
+		if i >= len(b) {
+			return args, 0, nil
+		}
+		if b[i] != '$' {
+			return args, 0, protocolError(fmt.Sprintf("expected '$', got '%c'", b[i]))
+		}
+		size, start, ok := parseLength(b, i+1)
+		if !ok || start != 0 && (size < 0 || size > maxBulk) {
+			return args, 0, protocolError("invalid bulk length")
+		}
+		if start == 0 || start+size+2 > len(b) {
+			return args, 0, nil
+		}
+		args = append(args, b[start:start+size:start+size])
+		i = start + size + 2
+	}
+	return args, i, nil
+}
+
+func parseInline(args [][]byte, b []byte) ([][]byte, int, error) {
+	end := bytes.IndexByte(b, '\n')
+	if end < 0 {
+		if len(b) > maxInline {
+			return args, 0, protocolError("too big inline request")
+		}
+		return args, 0, nil
+	}
+	return append(args, bytes.Fields(b[:end])...), end + 1, nil
+}
+
+// parseLength reads the number at b[i:] up to its CRLF. next is the index behind that, 0 while it is incomplete.
+func parseLength(b []byte, i int) (v, next int, ok bool) {
+	negative := i < len(b) && b[i] == '-'
+	start := i
+	if negative {
+		i++
+	}
+	for ; i < len(b); i++ {
+		switch c := b[i]; {
+		case c >= '0' && c <= '9':
+			if v = v*10 + int(c-'0'); v > 1<<40 {
+				return 0, 0, false
+			}
+		case c == '\r' && i > start:
+			if i+1 == len(b) {
+				return 0, 0, true
+			}
+			if negative {
+				v = -v
+			}
+			return v, i + 2, b[i+1] == '\n'
+		default:
+			return 0, 0, false
+		}
+	}
+	return 0, 0, true
+}
+
+// A scanner finds where frames end in a stream of replies that is cut anywhere.
+type scanner struct {
+	kind byte   // the first byte of the frame being scanned; valid while it is, and when next returns done
+	need int    // values still to come in this frame
+	skip int    // bytes of a blob still to come, its CRLF included
+	line []byte // the beginning of a header that was cut
+}
+
+// idle says whether the stream stands between two frames.
+func (s *scanner) idle() bool { return s.need == 0 && s.skip == 0 && len(s.line) == 0 }
+
+// next consumes b up to the end of the current frame, or all of it.
+func (s *scanner) next(b []byte) (n int, done bool) {
+	for n < len(b) {
+		if s.skip > 0 {
+			k := min(s.skip, len(b)-n)
+			s.skip -= k
+			n += k
+		} else {
+			if s.idle() {
+				s.kind, s.need = b[n], 1
+			}
+			i := bytes.IndexByte(b[n:], '\n')
+			if i < 0 {
+				s.line = append(s.line, b[n:]...)
+				return len(b), false
+			}
+			line := b[n : n+i+1]
+			if len(s.line) > 0 {
+				line = append(s.line, line...)
+				s.line = s.line[:0]
+			}
+			n += i + 1
+			s.header(line)
+		}
+		if s.need == 0 && s.skip == 0 {
+			return n, true
+		}
+	}
+	return n, false
+}
+
+func (s *scanner) header(line []byte) {
+	s.need--
+	size, _, _ := parseLength(line, 1)
+	switch line[0] {
+	case '$', '=', '!':
+		if size >= 0 && line[1] != '-' {
+			s.skip = size + 2
+		}
+	case '*', '~', '>':
+		s.need += max(size, 0)
+	case '%':
+		s.need += 2 * size
+	case '|':
+		s.need += 2*size + 1 // an attribute is no value: the one that it belongs to follows
+	}
+}
+
+func appendHead(b []byte, kind byte, n int) []byte {
+	b = append(b, kind)
+	b = strconv.AppendInt(b, int64(n), 10)
+	return append(b, '\r', '\n')
+}
+
+func appendBulk[T []byte | string](b []byte, v T) []byte {
+	b = appendHead(b, '$', len(v))
+	b = append(b, v...)
+	return append(b, '\r', '\n')
+}
+
+// appendPush encodes a push frame of strings, integers, nil and nested lists.
+func appendPush(b []byte, elems []any) []byte {
+	b = appendHead(b, '>', len(elems))
+	for _, e := range elems {
+		b = appendValue(b, e)
+	}
+	return b
+}
+
+func appendValue(b []byte, v any) []byte {
+	switch v := v.(type) {
+	case nil:
+		return append(b, "_\r\n"...)
+	case string:
+		return appendBulk(b, v)
+	case []byte:
+		return appendBulk(b, v)
+	case int:
+		return appendHead(b, ':', v)
+	case int64:
+		return appendHead(b, ':', int(v))
+	case bool:
+		if v {
+			return append(b, "#t\r\n"...)
+		}
+		return append(b, "#f\r\n"...)
+	case float64:
+		return append(append(append(b, ','), formatFloat(v)...), "\r\n"...)
+	case []any:
+		b = appendHead(b, '*', len(v))
+		for _, e := range v {
+			b = appendValue(b, e)
+		}
+		return b
+	case []string:
+		b = appendHead(b, '*', len(v))
+		for _, e := range v {
+			b = appendBulk(b, e)
+		}
+		return b
+	}
+	panic(fmt.Sprintf("batontest: cannot encode %T in a push frame", v))
+}
+
+func formatFloat(f float64) string {
+	if math.IsInf(f, 0) {
+		return strings.TrimPrefix(strings.ToLower(strconv.FormatFloat(f, 'g', -1, 64)), "+")
+	}
+	return strings.ToLower(strconv.FormatFloat(f, 'g', 17, 64))
+}

@@ -1,0 +1,1108 @@
+// Package baton is a Redis client whose connection hands itself to another server, under full load, without failing
+// a command, when the server announces maintenance.
+//
+// A Client has one or more bridges. A bridge is one logical connection: it writes to its current physical connection,
+// keeps what cannot be written yet in its backlog, and replaces the connection when that is lost, or when its server
+// says that it will be. Then the replacement is brought up first, new work is held for one round trip while the old
+// connection empties, the replacement takes over, and what is still unanswered finishes on the old one. README.md has
+// the contract.
+//
+// Read the files in this order: tickdeadline, resp3, backlog, conn, pin, handoff, bridge.
+package baton
+
+// This file holds the public Client and the bridge: the one lock, the write path, the dialler, and what the handoff's
+// actions mean. Every goroutine comes through here: callers, readers and flushers of connections, the dialler, the
+// timer. Each bridge has one mutex; what was read before it was taken is not believed after it, because a mutex is
+// not fair and anything may have happened while waiting. It is never held across a system call, a callback, a dial or
+// an operation that can block. Lock order: bridge, then pin or relaxation; never two bridges.
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Client is a Redis client. All its methods may be called by any number of goroutines at the same time.
+type Client struct {
+	// Set by Dial, read-only afterwards.
+	opts    Options // resolved
+	bridges []*bridge
+	events  chan Event // nil if nobody listens
+	ctx     context.Context
+	cancel  context.CancelFunc // ends dials and the goroutine of the events
+
+	counter atomic.Uint64 // numbers dials and announcements in the order in which they begin
+	turn    atomic.Uint32 // whose bridge is next
+	lost    atomic.Uint64 // events nobody had room for
+	pin     pin
+	relax   relaxation
+	idle    chan struct{} // of capacity one: while shutting down, something became idle
+}
+
+// Dial connects and returns when the first connection is ready, or says why it is not: errors.As finds a
+// *ServerError (WRONGPASS, NOAUTH, NOPERM, …), a *net.OpError, a TLS error; errors.Is finds context.DeadlineExceeded
+// when DialTimeout or ctx ran out. Only a server that is loading is asked again. After an error nothing is left
+// behind. ctx bounds this call alone, not the client.
+func Dial(ctx context.Context, opts Options) (*Client, error) {
+	opts, err := opts.resolved()
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{opts: opts, idle: make(chan struct{}, 1), pin: pin{grace: opts.DialTimeout}}
+	c.relax.m = &c.opts.Maintenance
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	if opts.OnEvent != nil || opts.Logger != nil {
+		c.events = make(chan Event, 256)
+	}
+	for range opts.Conns {
+		b := &bridge{c: c, dialKick: make(chan struct{}, 1)}
+		b.timer = time.AfterFunc(time.Hour, b.tick)
+		b.timer.Stop()
+		c.bridges = append(c.bridges, b)
+	}
+	ctx, cancel := context.WithTimeout(ctx, opts.DialTimeout)
+	defer cancel()
+	for failures := 0; ; failures++ {
+		first, err := c.dial(ctx, c.counter.Add(1), failures)
+		if err == nil {
+			c.bridges[0].arrived(first, nil, first.attempt)
+			break
+		}
+		if !notReady(err) {
+			c.cancel()
+			return nil, err
+		}
+		select {
+		case <-time.After(backoff(failures + 1)):
+		case <-ctx.Done():
+			c.cancel()
+			return nil, err
+		}
+	}
+	if c.events != nil {
+		go c.report()
+	}
+	for _, b := range c.bridges[1:] {
+		b.mu.Lock()
+		b.wantLocked()
+		b.mu.Unlock()
+	}
+	return c, nil
+}
+
+// dial makes one attempt to connect, to where the pin says.
+func (c *Client) dial(ctx context.Context, attempt uint64, failures int) (*conn, error) {
+	addr, a := c.pin.target(now(), failures, c.opts.Addr)
+	if allow := c.opts.Maintenance.AllowSuccessor; a.number != 0 && allow != nil {
+		allowed, err := within(ctx, func() (bool, error) { return allow(a.successor), nil }, nil)
+		if err != nil {
+			return nil, fmt.Errorf("baton: AllowSuccessor: %w", err)
+		}
+		if !allowed {
+			c.pin.refuse(a.number)
+			return nil, fmt.Errorf("baton: AllowSuccessor refused %s", a.successor)
+		}
+	}
+	network := c.opts.Network
+	if a.number != 0 {
+		network = "tcp" // an announced successor is host:port, also for a client of a unix socket
+	}
+	conn, err := c.opts.dial(ctx, network, addr)
+	if a.number != 0 {
+		c.pin.attempted(a.number)
+	}
+	if err != nil {
+		return nil, err
+	}
+	conn.attempt, conn.named = attempt, a.number != 0
+	return conn, nil
+}
+
+// Do sends one command and waits for its reply. Arguments are strings, byte slices, integers, floats and booleans;
+// anything else is an error and nothing is sent. The error, if any, is in the reply. When ctx ends, Do returns at once.
+func (c *Client) Do(ctx context.Context, args ...any) Reply {
+	m := newMessage(1)
+	own, err := c.send(ctx, m, args)
+	if !own {
+		return failure(err)
+	}
+	reply := m.reply
+	if err != nil {
+		reply = failure(err)
+	}
+	m.recycle()
+	return reply
+}
+
+// DoAppend sends one command whose reply is a string and appends it to dst, without allocating if dst has room. After
+// an error dst is returned as it was. dst must not be used by others before DoAppend has returned; not afterwards
+// either does baton write to it.
+func (c *Client) DoAppend(ctx context.Context, dst []byte, args ...any) ([]byte, error) {
+	m := newMessage(1)
+	m.appending, m.dst = true, dst
+	own, err := c.send(ctx, m, args)
+	if !own {
+		return dst, err
+	}
+	if err == nil {
+		dst = m.dst
+	}
+	m.recycle()
+	return dst, err
+}
+
+// send is one command on its way: admitted, encoded, given to a bridge and waited for.
+func (c *Client) send(ctx context.Context, m *message, args []any) (own bool, err error) {
+	if err = admit(args); err != nil {
+		return true, err
+	}
+	if m.buf, err = appendCommand(m.buf, args); err != nil {
+		return true, err
+	}
+	return c.run(ctx, m)
+}
+
+// run gives m to a bridge and waits for its replies. own says whether m is the caller's again, to be recycled; it is
+// not when the caller left while m was in flight.
+func (c *Client) run(ctx context.Context, m *message) (own bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return true, &commandError{err, false}
+	}
+	b := c.bridges[0]
+	if len(c.bridges) > 1 {
+		b = c.bridges[c.turn.Add(1)%uint32(len(c.bridges))]
+	}
+	m.start = now()
+	if err := b.enter(m); err != nil {
+		return true, err
+	}
+	return b.await(ctx, m)
+}
+
+// Batch is a list of commands that are written together. The zero Batch is empty and ready. It is not for use by
+// several goroutines at the same time, and may be reused when the call that it was given to has returned.
+type Batch struct {
+	buf []byte
+	n   int
+	err error // of the first command that cannot be sent
+}
+
+// Add adds a command. One that cannot be sent makes the batch unusable until Reset: the call that it is given to
+// returns why, and sends nothing.
+func (b *Batch) Add(args ...any) {
+	err := admit(args)
+	if err == nil {
+		b.buf, err = appendCommand(b.buf, args)
+	}
+	if err != nil && b.err == nil {
+		b.err = fmt.Errorf("%w (command %d of the batch)", err, b.n)
+	}
+	b.n++
+}
+
+// Len is the number of commands added since the last Reset.
+func (b *Batch) Len() int { return b.n }
+
+// Reset empties the batch, keeping its memory.
+func (b *Batch) Reset() { b.buf, b.n, b.err = b.buf[:0], 0, nil }
+
+// DoBatch sends the commands of a batch in one piece and waits for all replies, which are in the order of the commands.
+// It is not a transaction. The error is nil if every reply came, though any of them may be a server's error. If some
+// did not come, the replies that did are returned, and the others are failures; if ctx ended, no replies are returned.
+func (c *Client) DoBatch(ctx context.Context, b *Batch) ([]Reply, error) {
+	if b.err != nil || b.n == 0 {
+		return nil, b.err
+	}
+	m := newMessage(b.n)
+	m.buf = append(m.buf, b.buf...)
+	m.replies = make([]Reply, b.n)
+	own, err := c.run(ctx, m)
+	if !own {
+		return nil, err
+	}
+	replies := m.replies
+	if err != nil && m.got == 0 {
+		replies = nil
+	}
+	m.recycle()
+	return replies, err
+}
+
+// Stats are counts since Dial, and states at the moment of the call.
+type Stats struct {
+	Sent            uint64 // commands written
+	Answered        uint64 // replies read, also those whose caller had left
+	Failed          uint64 // commands that got no reply: cut off, timed out, cancelled, refused
+	TimedOut        uint64 // of these, by Timeout
+	Held            uint64 // commands that waited in a handoff's hold
+	Reconnects      uint64 // connections that took the place of a lost one
+	Handoffs        uint64 // replacements promoted
+	HandoffsGivenUp uint64 // handoffs that ended without a replacement
+	EventsLost      uint64 // events that OnEvent and Logger were too slow for
+
+	InFlight int // commands written and unanswered
+	Backlog  int // commands waiting unwritten
+	Conns    int // connections that are ready, lingering ones included
+
+	LastHandoff Handoff // the one that was announced last
+}
+
+// Stats tells how the client is doing.
+func (c *Client) Stats() Stats {
+	s := Stats{EventsLost: c.lost.Load()}
+	for _, b := range c.bridges {
+		b.addTo(&s)
+	}
+	return s
+}
+
+// Close ends the client at once. What was not written fails with ErrClosed, never sent; what was written and not
+// answered fails with ErrClosed and may have been executed. It does not wait for OnEvent. It returns nil, also the
+// second time.
+func (c *Client) Close() error {
+	c.cancel()
+	for _, b := range c.bridges {
+		b.close()
+	}
+	return nil
+}
+
+// Shutdown refuses new work, waits for what is queued or in flight, and closes the client. When ctx ends first it
+// closes at once and returns ctx's error. A handoff that is holding work goes on; further announcements are ignored.
+func (c *Client) Shutdown(ctx context.Context) error {
+	defer c.Close()
+	for _, b := range c.bridges {
+		b.mu.Lock()
+		b.draining = true
+		b.mu.Unlock()
+	}
+	for {
+		outstanding := 0
+		for _, b := range c.bridges {
+			b.mu.Lock()
+			outstanding += b.outstandingLocked()
+			b.mu.Unlock()
+		}
+		if outstanding == 0 {
+			return nil
+		}
+		select {
+		case <-c.idle: // something became idle since draining was set
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// emit hands an event to whoever listens, and never waits for it.
+func (c *Client) emit(e Event) {
+	if c.events == nil {
+		return
+	}
+	e.Time = time.Now()
+	select {
+	case c.events <- e:
+	default:
+		c.lost.Add(1)
+	}
+}
+
+// report is the goroutine on which the user's Logger and OnEvent run. Closing the client ends it when what was
+// emitted before is reported.
+func (c *Client) report() {
+	for {
+		select {
+		case e := <-c.events:
+			c.reportOne(e)
+			continue
+		default:
+		}
+		select {
+		case e := <-c.events:
+			c.reportOne(e)
+		case <-c.ctx.Done():
+			return
+		}
+	}
+}
+
+func (c *Client) reportOne(e Event) {
+	if c.opts.Logger != nil {
+		level := slog.LevelInfo
+		switch e.Kind {
+		case EventDialFailed, EventGivenUp, EventLost:
+			level = slog.LevelWarn
+		case EventReady, EventHolding, EventOldClosed:
+			level = slog.LevelDebug
+		}
+		c.opts.Logger.LogAttrs(context.Background(), level, "redis "+e.Kind.String(), slog.String("addr", e.Addr),
+			slog.String("notification", e.Notification), slog.Int64("seq", e.Seq), slog.String("successor", e.Successor),
+			slog.Duration("window", e.Window), slog.String("phase", e.Phase.String()), slog.Int("held", e.Held), slog.Any("err", e.Err))
+	}
+	if c.opts.OnEvent != nil {
+		c.opts.OnEvent(e)
+	}
+}
+
+// bridge is one logical connection.
+type bridge struct {
+	c        *Client
+	timer    *time.Timer   // runs tick
+	dialKick chan struct{} // of capacity one: the dialler's moment or reason has changed
+
+	mu sync.Mutex // guards all that follows, and the state of the bridge's connections
+
+	cur     *conn   // what new work goes to; nil: there is none. It may be broken, until its writing has ended
+	next    *conn   // the replacement, while Holding
+	linger  []*conn // retired or broken ones that are not over yet
+	backlog queue
+
+	hand   handoff
+	record Handoff // of the handoff that was joined last
+	old    *conn   // which that handoff retired, while it lives
+
+	dialling    bool // the dialler's goroutine runs
+	dialAt      tick // its next dial is not before
+	cancelDial  context.CancelFunc
+	failures    int   // dials that failed in a row
+	lastDialErr error // of the last dial, if it failed
+	connected   bool  // there was a connection once
+	currentAt   tick  // cur became current, or the last one was lost
+	clockFrom   tick  // what stands in the backlog since before counts as given now: a handoff has just ended
+
+	timerAt tick // 0: not armed
+	sweepAt tick // 0: nothing waited at the last sweep
+
+	draining, closed bool
+
+	sent, answered, failed, timedOut, held, reconnects, handoffs, givenUp uint64 // as in Stats
+}
+
+// enter gives m to the bridge. It decides everything in one critical section: a message that may be written joins the
+// queue of those in flight and its bytes the out-buffer; one that may not joins the backlog. After an error m is
+// still the caller's, and was never sent.
+func (b *bridge) enter(m *message) error {
+	b.mu.Lock()
+	if err := b.refuseLocked(m); err != nil {
+		b.failed += uint64(m.want)
+		b.mu.Unlock()
+		return &commandError{err, false}
+	}
+	if b.sweepAt == 0 {
+		b.watchLocked(m.start)
+	}
+	c := b.cur
+	if b.hand.phase == PhaseHolding || !c.aliveLocked() || !b.backlog.empty() || !c.roomLocked(m, b.c.opts.MaxInFlight) {
+		b.backlog.pushLocked(m, queued)
+		if b.hand.phase == PhaseHolding {
+			b.held += uint64(m.want)
+			b.record.Held += m.want
+		}
+		b.mu.Unlock()
+		return nil
+	}
+	b.writeLocked(c, m)
+	p, mine := c.departLocked()
+	b.mu.Unlock()
+	if mine {
+		c.write(p)
+	}
+	return nil
+}
+
+// writeLocked puts m in flight on c.
+func (b *bridge) writeLocked(c *conn, m *message) {
+	b.sent += uint64(m.want)
+	c.enqueueLocked(m)
+}
+
+// takeBackLocked puts work that was given to a connection, and of which not a byte was sent, at the head of the backlog.
+func (b *bridge) takeBackLocked(chain *message) {
+	b.sent -= uint64(b.backlog.returnLocked(chain))
+}
+
+// refuseLocked says why m may not enter. A full backlog ends a hold, which makes room as far as the replacement
+// takes any.
+func (b *bridge) refuseLocked(m *message) error {
+	if b.closed || b.draining {
+		return ErrClosed
+	}
+	if b.c.opts.Backlog == FailFast && !b.cur.aliveLocked() && b.hand.phase == PhaseDone && b.connected {
+		return b.noConnectionLocked()
+	}
+	for range 2 {
+		if b.backlog.admitsLocked(m, b.c.opts.MaxBacklog, b.c.opts.MaxBacklogBytes) {
+			return nil
+		}
+		b.stepLocked(backlogFull, now())
+		if b.cur.aliveLocked() {
+			b.topUpLocked(b.cur)
+			b.cur.wakeLocked()
+		}
+	}
+	return ErrBacklogFull
+}
+
+// noConnectionLocked is ErrNoConnection with what is known of its reason.
+func (b *bridge) noConnectionLocked() error {
+	if b.lastDialErr == nil {
+		return ErrNoConnection
+	}
+	return fmt.Errorf("%w: %w", ErrNoConnection, b.lastDialErr)
+}
+
+// await waits until m is complete or its caller must leave.
+func (b *bridge) await(ctx context.Context, m *message) (own bool, err error) {
+	left := ctx.Done()
+	for {
+		var s signal
+		if left == nil {
+			s = <-m.signals
+		} else {
+			select {
+			case s = <-m.signals:
+			case <-left:
+				s = look
+			}
+		}
+		if s == done {
+			return true, m.err
+		}
+		if gone, own, err := b.giveUp(ctx, m); gone {
+			return own, err
+		}
+		left = nil // it is popped: its signal is on its way, and nothing else matters any more
+	}
+}
+
+// giveUp ends the wait for m because ctx is over, or because the sweep or Close asked for it, unless m is popped.
+func (b *bridge) giveUp(ctx context.Context, m *message) (gone, own bool, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if m.place == popped {
+		return false, false, nil
+	}
+	cause := ctx.Err()
+	if cause == nil {
+		cause = ErrTimeout
+		if b.closed {
+			cause = ErrClosed
+		} else {
+			b.timedOut += uint64(m.want)
+		}
+	}
+	b.failed += uint64(m.want)
+	own = m.place == queued
+	if own {
+		b.backlog.removeLocked(m, withCaller)
+		if cause == ErrTimeout && !b.cur.aliveLocked() {
+			cause = fmt.Errorf("%w: %w", ErrTimeout, b.noConnectionLocked())
+		}
+	}
+	m.abandoned = !own
+	b.idleLocked()
+	return true, own, &commandError{cause, !own}
+}
+
+// outstandingLocked counts the messages that wait on this bridge for being written or answered.
+func (b *bridge) outstandingLocked() (n int) {
+	n = b.backlog.commands
+	for _, c := range b.connsLocked() {
+		n += c.inFlight.commands
+	}
+	return n
+}
+
+// connsLocked are all connections of the bridge.
+func (b *bridge) connsLocked() []*conn {
+	conns := append([]*conn(nil), b.linger...)
+	if b.cur != nil {
+		conns = append(conns, b.cur)
+	}
+	if b.next != nil {
+		conns = append(conns, b.next)
+	}
+	return conns
+}
+
+// idleLocked tells Shutdown, if it waits, that something has become less.
+func (b *bridge) idleLocked() {
+	if b.draining {
+		select {
+		case b.c.idle <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (b *bridge) addTo(s *Stats) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s.Sent += b.sent
+	s.Answered += b.answered
+	s.Failed += b.failed
+	s.TimedOut += b.timedOut
+	s.Held += b.held
+	s.Reconnects += b.reconnects
+	s.Handoffs += b.handoffs
+	s.HandoffsGivenUp += b.givenUp
+	s.Backlog += b.backlog.commands
+	for _, c := range b.connsLocked() {
+		s.InFlight += c.inFlight.commands
+		s.Conns++
+	}
+	if b.record.Received.After(s.LastHandoff.Received) {
+		s.LastHandoff = b.record
+	}
+}
+
+// --- what connections tell their bridge (connOwner) ---
+
+// topUpLocked moves work from the backlog to the current connection, as much as one write takes, unless it is held.
+func (b *bridge) topUpLocked(c *conn) {
+	if c != b.cur || b.hand.phase == PhaseHolding || !c.aliveLocked() || b.closed {
+		return
+	}
+	for m := b.backlog.head; m != nil && c.roomLocked(m, b.c.opts.MaxInFlight); m = b.backlog.head {
+		b.backlog.removeLocked(m, inFlight)
+		m.start = max(m.start, b.clockFrom)
+		b.writeLocked(c, m)
+	}
+}
+
+// answeredLocked looks, in the critical section of the pop, at whether that was what somebody waits for.
+func (b *bridge) answeredLocked(c *conn, replies int) {
+	b.answered += uint64(replies)
+	switch {
+	case c == b.cur && b.hand.phase == PhaseHolding:
+		if c.inFlight.empty() {
+			b.stepLocked(drained, now())
+		}
+	case c == b.cur:
+		if !b.backlog.empty() {
+			c.wakeLocked()
+		}
+	case c.retired:
+		if c == b.old {
+			b.record.Lingered += replies
+		}
+		if c.inFlight.empty() {
+			c.wakeLocked() // it closes
+		}
+	}
+	b.idleLocked()
+}
+
+// unsentLocked takes back what was given to a connection that is broken and of which it sent nothing, and sees to what
+// the bridge is without it. It may be told of the same connection more than once.
+func (b *bridge) unsentLocked(c *conn, chain *message) {
+	b.takeBackLocked(chain)
+	t := now()
+	switch {
+	case c == b.cur:
+		b.cur, b.linger = nil, append(b.linger, c)
+		if t >= b.currentAt.add(time.Second) {
+			b.failures = 0
+		}
+		// At once, unless the one before was as short-lived: a server that hangs up on us is not dialled in a tight loop.
+		b.currentAt, b.dialAt = t, t.add(backoff(b.failures))
+		b.failures++
+		b.emitLocked(Event{Kind: EventLost, Addr: c.addr, Err: c.broken})
+		b.stepLocked(currentEnded, t)
+		b.endedWithoutLocked()
+		b.wantLocked()
+	case c == b.next:
+		b.next, b.linger = nil, append(b.linger, c)
+		b.failures++
+		b.dialAt = t.add(backoff(b.failures))
+		b.stepLocked(replacementEnded, t)
+	}
+	if b.cur.aliveLocked() && !b.backlog.empty() {
+		b.cur.wakeLocked()
+	}
+}
+
+// endedLocked forgets a connection of which nothing is left.
+func (b *bridge) endedLocked(c *conn, cut int) {
+	for i, l := range b.linger {
+		if l == c {
+			b.linger = append(b.linger[:i], b.linger[i+1:]...)
+			break
+		}
+	}
+	b.failed += uint64(cut)
+	if c == b.old {
+		b.old, b.record.Closed, b.record.Cut = nil, time.Now(), cut
+		b.emitLocked(Event{Kind: EventOldClosed, Addr: c.addr, Err: c.broken})
+	}
+	b.idleLocked()
+}
+
+// endedWithoutLocked fails the backlog under FailFast, when there is neither a connection nor a handoff that will
+// bring one.
+func (b *bridge) endedWithoutLocked() {
+	if b.c.opts.Backlog != FailFast || b.hand.phase != PhaseDone || b.cur.aliveLocked() || b.closed {
+		return
+	}
+	chain := b.backlog.cutLocked(b.backlog.head)
+	b.failed += uint64(popChainLocked(chain))
+	failChain(chain, &commandError{b.noConnectionLocked(), false})
+}
+
+// pushed reads a push frame.
+func (b *bridge) pushed(c *conn, push Reply) {
+	if n, ok := parseNotification(push); ok {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.notifiedLocked(c, n)
+	}
+}
+
+// notifiedLocked acts on a notification. What a retired connection still has to say was said elsewhere, and may be
+// long past.
+func (b *bridge) notifiedLocked(c *conn, n notification) {
+	t := now()
+	if c.retired || b.closed || b.draining {
+		return
+	}
+	if n.kind == moving && !n.timed {
+		n.window = max(b.c.opts.Maintenance.RelaxedTimeout, 0)
+	}
+	if fresh, opened, closed := b.c.relax.observe(&n, t); fresh {
+		e := Event{Kind: EventNotification, Addr: c.addr, Notification: n.name, Successor: n.successor, Seq: n.seq, Window: n.window}
+		b.emitLocked(e)
+		if e.Kind = EventRelaxed; opened {
+			b.emitLocked(e)
+		}
+		if e.Kind = EventTightened; closed {
+			b.emitLocked(e)
+		}
+	}
+	if n.kind != moving {
+		return
+	}
+	if c == b.next || b.cur != nil && c != b.cur {
+		// It is judged when c is current. Only the newest is of interest then.
+		if c.told == nil || n.numbered && n.seq > c.told.seq {
+			c.told = &n
+		}
+		return
+	}
+	b.toldLocked(c, &n, t)
+}
+
+// --- handoffs ---
+
+// toldLocked is what the current connection being told to move leads to. A connection whose dial began after the
+// announcement is where the announcement led: to be told once more is an echo. That comparison is the whole of what
+// tells a replacement from what it replaces, so it holds behind a proxy, and for a server restarted in its place.
+func (b *bridge) toldLocked(c *conn, n *notification, t tick) {
+	if n.successor == c.addr || n.successor == c.remote {
+		n.successor = "" // where we are is nowhere to go
+	}
+	a := b.c.pin.announce(n, t, func() uint64 { return b.c.counter.Add(1) })
+	if c.attempt < a.number {
+		b.joinLocked(a, t)
+	}
+}
+
+// joinLocked makes an announcement the bridge's own, once. While Holding it waits: the promotion is a round trip away,
+// and the connection that it makes current began before the announcement, which is looked at then.
+func (b *bridge) joinLocked(a announcement, t tick) {
+	if a.number == b.hand.number || b.hand.phase == PhaseHolding || b.draining {
+		return
+	}
+	b.hand.number, b.hand.budget = a.number, b.c.opts.Maintenance.HoldCap
+	b.hand.giveUpAt = a.deadline().add(b.c.relax.effective(b.c.opts.DialTimeout, t))
+	b.record = Handoff{Seq: a.seq, Successor: a.successor, Received: a.received.wall()}
+	b.old, b.failures, b.dialAt = nil, 0, t
+	if b.cur.aliveLocked() {
+		if a.successor == "" {
+			b.dialAt = a.half()
+		}
+		b.dialAt = b.dialAt.add(jitter(a.window))
+	}
+	b.stepLocked(joined, t)
+}
+
+// stepLocked feeds the machine and carries out what it says.
+func (b *bridge) stepLocked(e happening, t tick) {
+	switch b.hand.step(e, t) {
+	case prepare:
+		b.emitLocked(Event{Kind: EventPreparing, Addr: b.addrLocked()})
+		if b.cancelDial != nil && e == joined {
+			b.cancelDial()
+		}
+		b.wantLocked()
+		if b.cur.aliveLocked() {
+			b.cur.wakeLocked() // what was held flows again
+		}
+	case hold:
+		b.record.Holding = time.Now()
+		b.emitLocked(Event{Kind: EventHolding, Addr: b.addrLocked()})
+	case promote:
+		b.promoteLocked(t)
+	case giveUp:
+		b.givenUp++
+		b.clockFrom = t
+		if b.cancelDial != nil && b.cur != nil {
+			b.cancelDial()
+		}
+		b.emitLocked(Event{Kind: EventGivenUp, Addr: b.addrLocked(), Err: b.lastDialErr})
+		b.endedWithoutLocked()
+	}
+	b.armLocked(b.hand.next())
+}
+
+// promoteLocked lets the replacement take over, in one critical section and without I/O: the old connection gives back
+// what it has not begun to write and lingers until it is empty, the new one becomes current.
+func (b *bridge) promoteLocked(t tick) {
+	wall := time.Now()
+	if !b.record.Holding.IsZero() {
+		b.record.HeldMax = wall.Sub(b.record.Holding)
+	}
+	if old := b.cur; old != nil {
+		b.takeBackLocked(old.retireLocked())
+		b.cur, b.old, b.linger = nil, old, append(b.linger, old)
+	}
+	b.record.Promoted = wall
+	b.handoffs++
+	b.clockFrom = t
+	b.c.relax.handedOff(t)
+	next := b.next
+	b.next = nil
+	b.emitLocked(Event{Kind: EventPromoted, Addr: next.addr, Seq: b.record.Seq, Successor: b.record.Successor, Held: b.record.Held})
+	b.becomeCurrentLocked(next, t)
+}
+
+// becomeCurrentLocked makes c the connection that new work goes to, and judges what was announced meanwhile.
+func (b *bridge) becomeCurrentLocked(c *conn, t tick) {
+	b.cur, b.currentAt, b.connected = c, t, true
+	b.lastDialErr = nil
+	c.wakeLocked()
+	if b.c.opts.KeepAlive > 0 {
+		b.armLocked(t.add(b.c.opts.KeepAlive))
+	}
+	if a, ok := b.c.pin.remembered(t); ok && c.attempt < a.number {
+		b.joinLocked(a, t)
+	}
+	if n := c.told; n != nil {
+		c.told = nil
+		b.toldLocked(c, n, t)
+	}
+}
+
+func (b *bridge) addrLocked() string {
+	if b.cur == nil {
+		return ""
+	}
+	return b.cur.addr
+}
+
+func (b *bridge) emitLocked(e Event) {
+	e.Phase = b.hand.phase
+	if e.Kind >= EventPreparing && e.Seq == 0 {
+		e.Seq, e.Successor = b.record.Seq, b.record.Successor
+	}
+	b.c.emit(e)
+}
+
+// --- the dialler ---
+
+// wantLocked has a connection dialled if one is needed, by the bridge's one dialler.
+func (b *bridge) wantLocked() {
+	if !b.needLocked() {
+		return
+	}
+	if !b.dialling {
+		b.dialling = true
+		go b.dial()
+		return
+	}
+	select {
+	case b.dialKick <- struct{}{}:
+	default: // it will look anyway
+	}
+}
+
+func (b *bridge) needLocked() bool {
+	return !b.closed && b.next == nil && (b.cur == nil || b.hand.phase == PhasePreparing)
+}
+
+// dial is the dialler's goroutine. It lives while a connection is needed, and makes one attempt after the other.
+func (b *bridge) dial() {
+	for {
+		b.mu.Lock()
+		if !b.needLocked() {
+			b.dialling = false
+			b.mu.Unlock()
+			return
+		}
+		t := now()
+		if wait := t.until(b.dialAt); wait > 0 {
+			b.mu.Unlock()
+			b.pause(wait)
+			continue
+		}
+		if b.hand.phase == PhasePreparing && b.record.Began.IsZero() {
+			b.record.Began = time.Now()
+		}
+		ctx, cancel := context.WithTimeout(b.c.ctx, b.c.relax.effective(b.c.opts.DialTimeout, t))
+		b.cancelDial = cancel
+		attempt, failures := b.c.counter.Add(1), b.failures
+		b.mu.Unlock()
+		c, err := b.c.dial(ctx, attempt, failures)
+		cancel()
+		b.arrived(c, err, attempt)
+	}
+}
+
+// pause waits for the dialler's moment, or until there is something new to consider.
+func (b *bridge) pause(wait time.Duration) {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-b.dialKick:
+	case <-b.c.ctx.Done():
+	}
+}
+
+// arrived takes a dial's result. A connection whose dial began before the announcement that the bridge joined is used
+// only if the bridge has none, and then joins; nor is one of use that nobody needs any more.
+func (b *bridge) arrived(c *conn, err error, attempt uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.cancelDial = nil
+	t := now()
+	stale := attempt < b.hand.number
+	switch {
+	case err != nil && stale, err != nil && b.closed:
+		// it was cancelled; the next attempt has its own moment
+	case err != nil:
+		b.failures++
+		b.lastDialErr = err
+		b.dialAt = t.add(backoff(b.failures))
+		if a, ok := b.c.pin.remembered(t); ok && a.number == b.hand.number && a.successor == "" && b.cur.aliveLocked() {
+			b.dialAt = max(b.dialAt, a.half()) // its successor was refused
+		}
+		b.emitLocked(Event{Kind: EventDialFailed, Addr: b.addrLocked(), Err: err})
+	case b.closed, b.cur != nil && (stale || b.hand.phase != PhasePreparing):
+		go c.raw.Close() // a system call, so not under the lock
+	case b.cur == nil && (stale || b.hand.phase != PhasePreparing):
+		c.startLocked(b, &b.mu)
+		if b.connected {
+			b.reconnects++
+			b.emitLocked(Event{Kind: EventConnected, Addr: c.addr})
+		}
+		b.becomeCurrentLocked(c, t)
+		b.readEarlyLocked(c)
+	default:
+		c.startLocked(b, &b.mu)
+		b.next = c
+		b.record.Ready = time.Now()
+		b.emitLocked(Event{Kind: EventReady, Addr: c.addr})
+		b.readEarlyLocked(c)
+		if b.cur == nil || b.cur.broken == nil && b.cur.inFlight.empty() {
+			b.stepLocked(ready, t)
+		} else {
+			b.stepLocked(readyBusy, t)
+		}
+	}
+}
+
+// readEarlyLocked reads the pushes that came in c's handshake. One that closes a window is history there: the last of
+// them is replayed, even hours later, to whoever opts in.
+func (b *bridge) readEarlyLocked(c *conn) {
+	for _, push := range c.early {
+		if n, ok := parseNotification(push); ok && !n.closes {
+			b.notifiedLocked(c, n)
+		}
+	}
+	c.early = nil
+}
+
+// --- time ---
+
+// watchLocked begins to sweep: something waits.
+func (b *bridge) watchLocked(t tick) {
+	if b.c.opts.Timeout > 0 {
+		b.sweepAt = t.add(min(max(b.c.opts.Timeout/8, 5*time.Millisecond), time.Second))
+		b.armLocked(b.sweepAt)
+	}
+}
+
+// armLocked makes the timer run at t at the latest.
+func (b *bridge) armLocked(t tick) {
+	if t == never || b.closed || b.timerAt != 0 && b.timerAt <= t {
+		return
+	}
+	b.timerAt = t
+	b.timer.Reset(max(now().until(t), 0))
+}
+
+// tick is what time does to the bridge; it runs on the timer's goroutine.
+func (b *bridge) tick() {
+	b.mu.Lock()
+	t := now()
+	b.timerAt = 0
+	if t >= b.hand.next() {
+		b.stepLocked(timePassed, t)
+	}
+	var silent []*conn
+	if b.sweepAt != 0 && t >= b.sweepAt {
+		b.sweepAt = 0
+		if silent = b.sweepLocked(t); b.outstandingLocked() > 0 {
+			b.watchLocked(t)
+		}
+	}
+	p, ping := b.keepAliveLocked(t)
+	b.armLocked(b.hand.next())
+	if b.sweepAt != 0 {
+		b.armLocked(b.sweepAt)
+	}
+	cur := b.cur
+	b.mu.Unlock()
+	if ping {
+		cur.write(p)
+	}
+	for _, c := range silent {
+		c.raw.Close()
+	}
+}
+
+// sweepLocked tells the callers whose time is up to leave, and finds the connections that have fallen silent: with
+// something outstanding, no byte for twice the effective timeout.
+func (b *bridge) sweepLocked(t tick) (silent []*conn) {
+	o := &b.c.opts
+	timeout := b.c.relax.effective(o.Timeout, t)
+	limit := t.add(-timeout)
+	spared := b.currentAt.add(o.Maintenance.RelaxedWindowMax).add(o.DialTimeout)
+	awaited := b.hand.phase != PhaseDone && b.cur == nil && t < spared
+	if b.hand.phase != PhaseHolding && !awaited {
+		b.backlog.sweepLocked(b.clockFrom, limit)
+	}
+	for _, c := range b.connsLocked() {
+		c.inFlight.sweepLocked(0, limit)
+		quiet := max(c.quietFrom, tick(c.lastRead.Load()))
+		if !c.inFlight.empty() && !c.writing && c.broken == nil && t >= quiet.add(2*timeout) {
+			c.breakLocked(fmt.Errorf("baton: connection to %s lost: not a byte for %v", c.addr, quiet.until(t).Round(time.Millisecond)))
+			silent = append(silent, c)
+		}
+	}
+	return silent
+}
+
+// keepAliveLocked sends a PING if the current connection has been idle for KeepAlive. Nobody waits for its reply; if
+// none comes, the connection is silent.
+func (b *bridge) keepAliveLocked(t tick) (chunk, bool) {
+	c, every := b.cur, b.c.opts.KeepAlive
+	if !c.aliveLocked() || every < 0 || b.c.opts.Timeout < 0 {
+		return chunk{}, false
+	}
+	if due := tick(c.lastRead.Load()).add(every); t < due || !c.inFlight.empty() || b.hand.phase == PhaseHolding {
+		b.armLocked(max(due, t.add(every/4)))
+		return chunk{}, false
+	}
+	m := newMessage(1)
+	m.buf, _ = appendCommand(m.buf, []any{"PING"})
+	m.start, m.abandoned = t, true
+	b.writeLocked(c, m)
+	b.watchLocked(t)
+	b.armLocked(t.add(every))
+	return c.departLocked()
+}
+
+// --- the end ---
+
+// close ends the bridge: what was not taken to be written is returned to the backlog, everybody who waits is woken to
+// give up, and the sockets are closed. It waits for nobody.
+func (b *bridge) close() {
+	b.mu.Lock()
+	b.closed = true
+	b.timer.Stop()
+	conns := b.connsLocked()
+	for _, c := range conns {
+		if !c.retired {
+			b.takeBackLocked(c.retireLocked())
+		}
+		c.breakLocked(ErrClosed)
+		c.inFlight.sweepLocked(0, never)
+	}
+	b.backlog.sweepLocked(0, never)
+	b.mu.Unlock()
+	for _, c := range conns {
+		c.raw.Close()
+	}
+}
+
+// --- what may be sent where ---
+
+// elsewhere are the commands that would change the state of a connection that others share, or whose replies do not
+// come one for one; with them, what to use instead.
+var elsewhere = map[string]string{
+	"SUBSCRIBE": "", "PSUBSCRIBE": "", "SSUBSCRIBE": "", "UNSUBSCRIBE": "", "PUNSUBSCRIBE": "", "SUNSUBSCRIBE": "",
+	"MONITOR": "", "SYNC": "", "PSYNC": "", "RESET": "", "READONLY": "", "READWRITE": "", "ASKING": "",
+	"MULTI": "", "EXEC": "", "DISCARD": "", "WATCH": "", "UNWATCH": "", "QUIT": "Client.Close", "SELECT": "Options.DB",
+	"AUTH": "Options.Credentials", "HELLO": "Options.Credentials", "CLIENT SETNAME": "Options.ClientName",
+	"CLIENT REPLY": "", "CLIENT TRACKING": "", "CLIENT CACHING": "", "CLIENT NO-EVICT": "", "CLIENT NO-TOUCH": "",
+	"CLIENT MAINT_NOTIFICATIONS": "Options.Maintenance",
+	"BLPOP":                      "", "BRPOP": "", "BLMOVE": "", "BLMPOP": "", "BRPOPLPUSH": "", "BZPOPMIN": "", "BZPOPMAX": "", "BZMPOP": "",
+	"XREAD BLOCK": "", "XREADGROUP BLOCK": "", "WAIT": "", "WAITAOF": "",
+}
+
+// admit says whether a command may go to a connection that others share.
+func admit(args []any) error {
+	var buf [32]byte
+	name := appendUpper(buf[:0], args, 0)
+	switch string(name) {
+	case "CLIENT":
+		name = appendUpper(append(name, ' '), args, 1)
+	case "XREAD", "XREADGROUP":
+		var word [8]byte
+		for i, w := 1, ""; i < len(args) && w != "BLOCK" && w != "STREAMS"; i++ { // what follows STREAMS are keys
+			if w = string(appendUpper(word[:0], args, i)); w == "BLOCK" {
+				name = append(name, " BLOCK"...)
+			}
+		}
+	}
+	instead, no := elsewhere[string(name)]
+	if !no {
+		return nil
+	}
+	if instead == "" {
+		return &commandError{fmt.Errorf("%w: %s needs a connection of its own", ErrNotHere, name), false}
+	}
+	return &commandError{fmt.Errorf("%w: %s: use %s", ErrNotHere, name, instead), false}
+}
+
+// appendUpper appends argument i in upper case to dst, if it is text that dst has room for.
+func appendUpper(dst []byte, args []any, i int) []byte {
+	if i >= len(args) {
+		return dst
+	}
+	switch v := args[i].(type) {
+	case string:
+		return upper(dst, v)
+	case []byte:
+		return upper(dst, v)
+	}
+	return dst
+}
+
+func upper[T string | []byte](dst []byte, v T) []byte {
+	if len(v) > cap(dst)-len(dst) {
+		return dst
+	}
+	for i := range len(v) {
+		b := v[i]
+		if 'a' <= b && b <= 'z' {
+			b -= 'a' - 'A'
+		}
+		dst = append(dst, b)
+	}
+	return dst
+}

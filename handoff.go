@@ -1,0 +1,304 @@
+package baton
+
+// This file holds what the server announces and what follows from it by rule: reading notifications, the relaxed
+// windows, and the phases of a handoff as a pure machine: an event and a time go in, an action comes out. The bridge
+// feeds it under its lock and carries the actions out. Nothing here knows encoding, sockets, goroutines or the clock.
+
+import (
+	"math"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// maxWindow is the longest window that is believed: nothing that a server announces takes longer than an hour.
+const maxWindow = time.Hour
+
+// notification is a maintenance frame.
+type notification struct {
+	name      string // in upper case
+	kind      windowKind
+	closes    bool // it ends a window of its kind, rather than opening one
+	seq       int64
+	numbered  bool          // seq was given; 0 is a real one
+	window    time.Duration // announced time, from 0 to maxWindow
+	timed     bool          // window was given
+	successor string        // host:port; empty: none that can be used was named
+}
+
+// windowKind says which maintenance a window belongs to.
+type windowKind uint8
+
+const (
+	moving windowKind = iota
+	migrating
+	failingOver
+	slotMigrating
+	windowKinds
+)
+
+// Frames as captured from Redis Enterprise 8: [type, seq, seconds, …] for openers except SMIGRATING, which has no
+// time; [type, seq, …] for closers. MOVING has its endpoint in the fourth place.
+var frames = map[string]notification{
+	"moving":       {name: "MOVING", kind: moving},
+	"migrating":    {name: "MIGRATING", kind: migrating},
+	"migrated":     {name: "MIGRATED", kind: migrating, closes: true},
+	"failing_over": {name: "FAILING_OVER", kind: failingOver},
+	"failed_over":  {name: "FAILED_OVER", kind: failingOver, closes: true},
+	"smigrating":   {name: "SMIGRATING", kind: slotMigrating},
+	"smigrated":    {name: "SMIGRATED", kind: slotMigrating, closes: true},
+}
+
+// parseNotification reads a push frame leniently: numbers may be strings, what is missing is missing, what is behind
+// is ignored. It says no to a push of another type.
+func parseNotification(push Reply) (n notification, ok bool) {
+	if n, ok = frames[push.pushName()]; !ok {
+		return n, false
+	}
+	elems, _ := push.Elems()
+	n.seq, n.numbered = integer(elems, 1)
+	if n.closes || n.kind == slotMigrating {
+		return n, true
+	}
+	endpoint := 3
+	seconds, timed := integer(elems, 2)
+	if n.timed = timed; timed {
+		n.window = time.Duration(min(max(seconds, 0), int64(maxWindow/time.Second))) * time.Second
+	} else if n.kind == moving && len(elems) == 3 {
+		endpoint = 2 // the time is missing, not null
+	}
+	if n.kind == moving && endpoint < len(elems) {
+		text, _ := elems[endpoint].Text()
+		n.successor = usableEndpoint(text)
+	}
+	return n, true
+}
+
+// integer is the number in place i, which may be written as text.
+func integer(elems []Reply, i int) (int64, bool) {
+	if i >= len(elems) {
+		return 0, false
+	}
+	if v, err := elems[i].Int64(); err == nil {
+		return v, true
+	}
+	text, _ := elems[i].Text()
+	v, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
+	return v, err == nil
+}
+
+// usableEndpoint is an announced endpoint as it can be dialled, or nothing: placeholders ("?", "null", no port, port
+// 0) name nobody.
+func usableEndpoint(text string) string {
+	host, port := splitEndpoint(strings.TrimSpace(text))
+	if host == "" || host == "?" || port == "" {
+		return ""
+	}
+	if strings.Contains(host, ":") {
+		host = "[" + host + "]"
+	}
+	return host + ":" + port
+}
+
+// relaxation is the relaxed windows of a client: while one is open, timeouts count as no less than the relaxed one.
+// It only loosens. Each kind of maintenance has a window of its own, counts those that opened it, and is over when as
+// many have closed it, or by itself. Its lock is taken after a bridge's and never held over anything else.
+type relaxation struct {
+	m *Maintenance // resolved; read-only
+
+	mu      sync.Mutex
+	windows [windowKinds]TickDeadline // guarded by mu, and so are the rest
+	openers [windowKinds]int
+	tail    TickDeadline // relaxed for a while after the event
+	seen    [64]sighting // the latest events, in a ring: each connection is told of each
+	latest  int
+}
+
+type sighting struct {
+	name string
+	seq  int64
+	at   tick
+}
+
+// observe takes note of a notification read at t. fresh: it is no copy of one that another connection has read;
+// opened and closed: what it did to its window.
+func (r *relaxation) observe(n *notification, t tick) (fresh, opened, closed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n.numbered {
+		for _, s := range r.seen {
+			if s.name == n.name && s.seq == n.seq && t < s.at.add(r.m.RelaxedWindowMax) {
+				return false, false, false
+			}
+		}
+		r.latest = (r.latest + 1) % len(r.seen)
+		r.seen[r.latest] = sighting{n.name, n.seq, t}
+	}
+	if n.closes {
+		r.openers[n.kind] = max(r.openers[n.kind]-1, 0)
+		if closed = r.openers[n.kind] == 0 && r.windows[n.kind].pendingAt(t); closed {
+			r.windows[n.kind] = TickDeadline{}
+		}
+		r.tailLocked(t)
+		return true, false, closed
+	}
+	if !r.windows[n.kind].pendingAt(t) {
+		r.openers[n.kind] = 0 // those of a window that ended by itself
+	}
+	r.openers[n.kind]++
+	r.windows[n.kind].extendTo(t.add(min(max(n.window, r.m.RelaxedTimeout), r.m.RelaxedWindowMax)))
+	return true, true, false
+}
+
+func (r *relaxation) tailLocked(t tick) {
+	if r.m.PostEventRelaxed > 0 {
+		r.tail.extendTo(t.add(r.m.PostEventRelaxed))
+	}
+}
+
+// handedOff begins the tail after a handoff.
+func (r *relaxation) handedOff(t tick) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.tailLocked(t)
+}
+
+// effective is what timeout counts as at t: the looser of itself and the relaxed one. None, which is negative, is
+// the loosest of all and stays.
+func (r *relaxation) effective(timeout time.Duration, t tick) time.Duration {
+	if timeout < 0 || timeout >= r.m.RelaxedTimeout {
+		return timeout
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	relaxed := r.tail.pendingAt(t)
+	for k := range r.windows {
+		relaxed = relaxed || r.windows[k].pendingAt(t)
+	}
+	if relaxed {
+		return r.m.RelaxedTimeout
+	}
+	return timeout
+}
+
+// Handoff is the timeline of one handoff. A time is zero while its step has not come.
+type Handoff struct {
+	Seq       int64  // the sequence number of the announcement
+	Successor string // empty: none was named
+
+	Received time.Time // the announcement was read
+	Began    time.Time // the random jitter was over and the first dial began
+	Ready    time.Time // the replacement was ready
+	Holding  time.Time // new work began to wait; zero if the old connection was idle or gone
+	Promoted time.Time // the replacement took over
+	Closed   time.Time // the old connection was closed
+
+	Held     int           // commands that had to wait
+	HeldMax  time.Duration // the longest that one of them did
+	Lingered int           // commands that the old connection answered after the promotion
+	Cut      int           // commands that were in flight on it when it was cut off
+}
+
+// handoff is the state of one bridge's handoff, changed by step alone, under the bridge's lock.
+//
+//	phase      new work goes to                          leaves it when
+//	Preparing  the current connection; the backlog,      a replacement is ready: Holding if the current connection
+//	           whatever the policy, if that has died     lives and has commands in flight, else promote.
+//	                                                     The deadline (the window plus one dial) passes: Done, given up
+//	Holding    the backlog                               nothing is in flight, or the hold's budget is spent, or the
+//	                                                     backlog is full, or the old connection has ended: promote.
+//	                                                     The replacement ends: Preparing
+//	Done       the current connection                    an announcement is joined: Preparing
+type handoff struct {
+	phase     Phase
+	number    uint64        // of the announcement that was joined last; 0: none yet
+	giveUpAt  tick          // Preparing ends
+	holdUntil tick          // Holding ends
+	budget    time.Duration // what is left to hold for this announcement
+}
+
+// happening is what a handoff can be told.
+type happening uint8
+
+const (
+	joined           happening = iota // an announcement was joined: number, giveUpAt and budget are new
+	ready                             // a replacement is ready and the current connection is idle or gone
+	readyBusy                         // a replacement is ready and the current connection has commands in flight
+	drained                           // nothing is in flight on the current connection any more
+	backlogFull                       // a command found no room
+	currentEnded                      // the current connection will not be written to any more
+	replacementEnded                  // the replacement was lost before it took over
+	timePassed
+)
+
+// action is what the bridge must do about it.
+type action uint8
+
+const (
+	nothing action = iota
+	prepare        // have a replacement dialled, whatever was under way
+	hold           // stop writing new work
+	promote        // let the replacement take over
+	giveUp         // carry on without; nothing else changes
+)
+
+// step is the machine. What it does not name changes nothing.
+func (h *handoff) step(e happening, t tick) action {
+	switch h.phase {
+	case PhaseDone:
+		if e == joined {
+			h.phase = PhasePreparing
+			return prepare
+		}
+	case PhasePreparing:
+		switch e {
+		case joined: // a newer announcement replaces the attempt
+			return prepare
+		case ready:
+			h.phase = PhaseDone
+			return promote
+		case readyBusy:
+			if h.budget <= 0 {
+				h.phase = PhaseDone
+				return promote
+			}
+			h.phase, h.holdUntil = PhaseHolding, t.add(h.budget)
+			return hold
+		case timePassed:
+			if t >= h.giveUpAt {
+				h.phase = PhaseDone
+				return giveUp
+			}
+		}
+	case PhaseHolding:
+		switch e {
+		case drained, backlogFull, currentEnded:
+			h.phase = PhaseDone
+			return promote
+		case timePassed:
+			if t >= h.holdUntil {
+				h.phase = PhaseDone
+				return promote
+			}
+		case replacementEnded: // what was held flows to the old connection again
+			h.phase, h.budget = PhasePreparing, t.until(h.holdUntil)
+			return prepare
+		}
+	}
+	return nothing
+}
+
+// never is a moment that does not come.
+const never tick = math.MaxInt64
+
+// next is when time itself will change the phase.
+func (h *handoff) next() tick {
+	switch h.phase {
+	case PhasePreparing:
+		return h.giveUpAt
+	case PhaseHolding:
+		return h.holdUntil
+	}
+	return never
+}

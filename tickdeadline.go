@@ -1,0 +1,85 @@
+package baton
+
+// This file holds TickDeadline, the one deadline type of the maintenance code, and the clock it reads.
+// It runs on whichever goroutine calls it and takes no lock. It knows no timers and no goroutines: who
+// needs to act when a deadline passes looks at it, or arms a timer of its own.
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// tick is a moment of the monotonic clock in nanoseconds. A wall clock that is set back or forward moves
+// no tick. Differences are exact; the value itself means nothing outside this process.
+type tick int64
+
+// origin keeps every tick positive, also where time stands before the process began, as in a bubble of
+// virtual time. 2^61 ns are 73 years, which leaves as much room above as below.
+const origin = 1 << 61
+
+// maxSpan bounds every span that is added to a tick: a year is longer than any window that means
+// anything, and far from where the sum would overflow.
+const maxSpan = 365 * 24 * time.Hour
+
+var epoch = time.Now()
+
+// now reads the clock: 27 ns, half of what time.Now costs.
+func now() tick { return tick(time.Since(epoch)) + origin }
+
+// add is t moved by span, which is clamped to maxSpan either way.
+func (t tick) add(span time.Duration) tick {
+	return t + tick(min(max(span, -maxSpan), maxSpan))
+}
+
+// until is the time from t to u, negative if u is earlier.
+func (t tick) until(u tick) time.Duration { return time.Duration(u - t) }
+
+// wall is t as a wall-clock time, for people and logs.
+func (t tick) wall() time.Time { return time.Now().Add(now().until(t)) }
+
+// TickDeadline is a moment on the monotonic clock that can be set, and moved later, but never earlier. The
+// zero TickDeadline is unset. Once passed it stays as the record of when it passed. All methods may be
+// called by any goroutine at any time; a TickDeadline must not be copied after its first use.
+//
+// To end one early, its owner puts a fresh one in its place under the lock that guards the place: a
+// deadline that could be shortened would let a late decision undo a newer one.
+type TickDeadline struct {
+	at atomic.Int64 // 0: unset
+}
+
+// Extend sets the deadline to span from now, unless it is later already. A span of zero or less is a
+// deadline that has passed; one of more than a year counts as a year.
+func (d *TickDeadline) Extend(span time.Duration) { d.extendTo(now().add(span)) }
+
+// extendTo sets the deadline to t, unless it is later already.
+func (d *TickDeadline) extendTo(t tick) {
+	for {
+		old := d.at.Load()
+		if old >= int64(t) || d.at.CompareAndSwap(old, int64(t)) {
+			return
+		}
+	}
+}
+
+// IsSet says whether the deadline was ever set, passed or not.
+func (d *TickDeadline) IsSet() bool { return d.at.Load() != 0 }
+
+// Passed says whether the deadline was set and has come. An unset one never passes.
+func (d *TickDeadline) Passed() bool { return d.passedAt(now()) }
+
+// Pending says whether the deadline is set and still to come.
+func (d *TickDeadline) Pending() bool { return d.pendingAt(now()) }
+
+// Remaining is the time until the deadline, negative by how long ago it passed, and zero if it is unset.
+func (d *TickDeadline) Remaining() time.Duration {
+	if at := d.tick(); at != 0 {
+		return now().until(at)
+	}
+	return 0
+}
+
+func (d *TickDeadline) tick() tick           { return tick(d.at.Load()) }
+func (d *TickDeadline) passedAt(t tick) bool { at := d.tick(); return at != 0 && at <= t }
+func (d *TickDeadline) pendingAt(t tick) bool {
+	return d.tick() > t
+}
