@@ -1,10 +1,13 @@
 package baton
 
-// This file holds the message, which is one call of a user on its way to a server and back, and the queue in
-// which messages wait: the bridge's backlog of unwritten ones and each connection's queue of those in flight.
-// Everything that is queued is guarded by the bridge's lock. Nothing here knows a socket.
+// This file holds the message, which is one call of a user on its way to a server and back, and the queue in which messages
+// wait: the bridge's backlog of unwritten ones and each connection's queue of those in flight. Everything that is queued is
+// guarded by the bridge's lock. Nothing here knows a socket.
 
-import "sync"
+import (
+	"slices"
+	"sync"
+)
 
 // BacklogPolicy says what happens to a command given while there is no connection.
 type BacklogPolicy uint8
@@ -42,12 +45,12 @@ const (
 
 // message is one command, batch or internal command: bytes to write and replies to come.
 //
-// Only its owner completes or recycles it (see place). To give up, the caller takes the bridge's lock and looks:
-// a queued message is unlinked and was never sent; one in flight is left behind, abandoned, and recycled by
-// whoever pops it, so that its reply still has a place in line; of a popped one the signal is on its way.
+// Only its owner completes or recycles it (see place). To give up, the caller takes the bridge's lock and looks: a queued
+// message is unlinked and was never sent; one in flight is left behind, abandoned, and recycled by whoever pops it, so that its
+// reply still has a place in line; of a popped one the signal is on its way.
 type message struct {
-	// Set by the caller before it gives the message away, and not changed until it is recycled. The bytes are
-	// the message's own: neither arguments nor a Batch are read after their call has returned.
+	// Set by the caller before it gives the message away, and not changed until it is recycled. The bytes are the message's
+	// own: neither arguments nor a Batch are read after their call has returned.
 	buf       []byte
 	want      int // replies that answer it
 	start     tick
@@ -61,8 +64,8 @@ type message struct {
 	begin, end int64 // where it stands in its connection's count of bytes, while in flight
 	got        int   // replies assigned to it so far
 
-	// Written by the reader while it delivers, by whoever pops the message before the signal, and read by the
-	// caller after it. An abandoned message's caller never looks again, so dst is not written then.
+	// Written by the reader while it delivers, by whoever pops the message before the signal, and read by the caller after it.
+	// An abandoned message's caller never looks again, so dst is not written then.
 	reply   Reply
 	replies []Reply // of a batch: want long
 	dst     []byte
@@ -80,8 +83,8 @@ func newMessage(want int) *message {
 	return m
 }
 
-// recycle gives the message back. Its owner calls it, after the done signal was received if one was due. A look
-// that nobody received is drained. Bytes above maxCopy may still be referred to by a write, and are left to it.
+// recycle gives the message back. Its owner calls it, after the done signal was received if one was due. A look that nobody
+// received is drained. Bytes above maxCopy may still be referred to by a write, and are left to it.
 func (m *message) recycle() {
 	for len(m.signals) > 0 {
 		<-m.signals
@@ -94,8 +97,8 @@ func (m *message) recycle() {
 	messages.Put(m)
 }
 
-// finish completes a popped message, handing it to its caller. The caller may recycle it at once: nothing of m
-// may be touched afterwards.
+// finish completes a popped message, handing it to its caller. The caller may recycle it at once: nothing of m may be touched
+// afterwards.
 func (m *message) finish() { m.signals <- done }
 
 // fail completes a popped message that got no reply, or not all of them; the replies that came stay.
@@ -105,14 +108,6 @@ func (m *message) fail(err error) {
 		m.replies[i] = failure(err)
 	}
 	m.finish()
-}
-
-// pokeLocked tells the caller of a queued or written message to give up, once.
-func (m *message) pokeLocked() {
-	if !m.poked && !m.abandoned {
-		m.poked = true
-		m.signals <- look
-	}
 }
 
 // queue is a list of messages, oldest first, that can lose any of them. It is guarded by the bridge's lock.
@@ -160,83 +155,55 @@ func (q *queue) removeLocked(m *message, p place) {
 	q.bytes -= len(m.buf)
 }
 
-// cutLocked takes m and all behind it out of the queue. They stay as they are, still linked to each other.
-func (q *queue) cutLocked(m *message) *message {
-	if m == nil {
-		return nil
+// cutLocked takes m and all behind it out of the queue; their new owner is p's.
+func (q *queue) cutLocked(m *message, p place) (cut []*message) {
+	for m != nil {
+		next := m.next
+		q.removeLocked(m, p)
+		cut, m = append(cut, m), next
 	}
-	q.tail = m.prev
-	if m.prev == nil {
-		q.head = nil
-	} else {
-		m.prev.next, m.prev = nil, nil
-	}
-	for r := m; r != nil; r = r.next {
-		q.commands -= r.want
-		q.bytes -= len(r.buf)
-	}
-	return m
+	return cut
 }
 
-// returnLocked puts a chain that was cut from a connection's queue, of which no byte was sent, at the head of the
-// backlog, in its order. Those that were given up are recycled: their callers were told that they left in time
-// to know nothing, and nobody wants them written. It counts the commands.
-func (q *queue) returnLocked(chain *message) (commands int) {
-	var after *message
-	for m := chain; m != nil; {
-		next := m.next
+// returnLocked puts what was cut from a connection's queue, and of which no byte was sent, at the head of the backlog, in its
+// order. Those that were given up are recycled: nobody wants them written. It counts the commands.
+func (q *queue) returnLocked(unsent []*message) (commands int) {
+	for _, m := range slices.Backward(unsent) {
 		commands += m.want
 		if m.abandoned {
 			m.recycle()
 		} else {
-			m.begin, m.end = 0, 0
-			q.insertLocked(m, after, queued)
-			after = m
-		}
-		m = next
-	}
-	return commands
-}
-
-// popChainLocked marks every message of a chain popped, for failChain, and counts the commands that somebody waits for.
-func popChainLocked(chain *message) (commands int) {
-	for m := chain; m != nil; m = m.next {
-		if m.place = popped; !m.abandoned {
-			commands += m.want
+			q.insertLocked(m, nil, queued)
 		}
 	}
 	return commands
 }
 
-// failChain completes the messages of a popped chain with err, outside the lock.
-func failChain(chain *message, err error) {
-	for m := chain; m != nil; {
-		next := m.next
-		m.next, m.prev = nil, nil
+// failAll completes popped messages with err.
+func failAll(cut []*message, err error) {
+	for _, m := range cut {
 		if m.abandoned {
 			m.recycle()
 		} else {
 			m.fail(err)
 		}
-		m = next
 	}
 }
 
-// admitsLocked says whether m may join a backlog bounded by so many commands and bytes. An empty one takes
-// anything, so that a message larger than the bound can be sent at all.
+// admitsLocked says whether m may join a backlog bounded by so many commands and bytes. An empty one takes anything, so that a
+// message larger than the bound can be sent at all.
 func (q *queue) admitsLocked(m *message, commands, bytes int) bool {
 	return q.empty() || q.commands+m.want <= commands && q.bytes+len(m.buf) <= bytes
 }
 
-// sweepLocked wakes the callers of all messages that began to wait at limit or before, and counts them. Messages
-// that stand in line since before from count as begun then. Since nothing overtakes in a queue it looks at the
-// head and goes on only while it finds some: the sweep of an orderly queue looks at one message.
-func (q *queue) sweepLocked(from, limit tick) (expired int) {
+// sweepLocked wakes the callers of all messages that began to wait at limit or before, once. Messages that stand in line since
+// before from count as begun then. Since nothing overtakes in a queue it looks at the head and goes on only while it finds some:
+// the sweep of an orderly queue looks at one message.
+func (q *queue) sweepLocked(from, limit tick) {
 	for m := q.head; m != nil && max(m.start, from) <= limit; m = m.next {
 		if !m.poked && !m.abandoned {
-			m.pokeLocked()
-			expired++
+			m.poked = true
+			m.signals <- look
 		}
 	}
-	return expired
 }

@@ -1,25 +1,26 @@
-// Package baton is a Redis client whose connection hands itself to another server, under full load, without failing
-// a command, when the server announces maintenance.
+// Package baton is a Redis client whose connection hands itself to another server, under full load, without failing a command,
+// when the server announces maintenance.
 //
-// A Client has one or more bridges. A bridge is one logical connection: it writes to its current physical connection,
-// keeps what cannot be written yet in its backlog, and replaces the connection when that is lost, or when its server
-// says that it will be. Then the replacement is brought up first, new work is held for one round trip while the old
-// connection empties, the replacement takes over, and what is still unanswered finishes on the old one. README.md has
-// the contract.
+// A Client has one or more bridges. A bridge is one logical connection: it writes to its current physical connection, keeps
+// what cannot be written yet in its backlog, and replaces the connection when that is lost, or when its server says that it
+// will be. Then the replacement is brought up first, new work is held for one round trip while the old connection empties, the
+// replacement takes over, and what is still unanswered finishes on the old one. README.md has the contract.
 //
 // Read the files in this order: tickdeadline, resp3, backlog, conn, pin, handoff, bridge.
 package baton
 
-// This file holds the public Client and the bridge: the one lock, the write path, the dialler, and what the handoff's
-// actions mean. Every goroutine comes through here: callers, readers and flushers of connections, the dialler, the
-// timer. Each bridge has one mutex; what was read before it was taken is not believed after it, because a mutex is
-// not fair and anything may have happened while waiting. It is never held across a system call, a callback, a dial or
-// an operation that can block. Lock order: bridge, then pin or relaxation; never two bridges.
+// This file holds the public Client and the bridge: the one lock, the write path, the dialler, and what the handoff's actions
+// mean. Every goroutine comes through here: callers, readers and flushers of connections, the dialler, the timer. Each bridge
+// has one mutex; what was read before it was taken is not believed after it, because a mutex is not fair and anything may have
+// happened while waiting. It is never held across a system call, a callback, a dial or an operation that can block. Lock order:
+// bridge, then pin or relaxation; never two bridges.
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,10 +43,9 @@ type Client struct {
 	idle    chan struct{} // of capacity one: while shutting down, something became idle
 }
 
-// Dial connects and returns when the first connection is ready, or says why it is not: errors.As finds a
-// *ServerError (WRONGPASS, NOAUTH, NOPERM, …), a *net.OpError, a TLS error; errors.Is finds context.DeadlineExceeded
-// when DialTimeout or ctx ran out. Only a server that is loading is asked again. After an error nothing is left
-// behind. ctx bounds this call alone, not the client.
+// Dial connects and returns when the first connection is ready, or says why it is not: errors.As finds a *ServerError (WRONGPASS,
+// NOAUTH, NOPERM, …), a *net.OpError, a TLS error; errors.Is finds context.DeadlineExceeded when DialTimeout or ctx ran out. Only a
+// server that is loading is asked again. After an error nothing is left behind. ctx bounds this call alone, not the client.
 func Dial(ctx context.Context, opts Options) (*Client, error) {
 	opts, err := opts.resolved()
 	if err != nil {
@@ -54,33 +54,18 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 	c := &Client{opts: opts, idle: make(chan struct{}, 1), pin: pin{grace: opts.DialTimeout}}
 	c.relax.m = &c.opts.Maintenance
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	if opts.OnEvent != nil || opts.Logger != nil {
-		c.events = make(chan Event, 256)
-	}
 	for range opts.Conns {
 		b := &bridge{c: c, dialKick: make(chan struct{}, 1)}
 		b.timer = time.AfterFunc(time.Hour, b.tick)
 		b.timer.Stop()
 		c.bridges = append(c.bridges, b)
 	}
-	ctx, cancel := context.WithTimeout(ctx, opts.DialTimeout)
-	defer cancel()
-	for failures := 0; ; failures++ {
-		first, err := c.dial(ctx, c.counter.Add(1), failures)
-		if err == nil {
-			c.bridges[0].arrived(first, nil, first.attempt)
-			break
-		}
-		if !notReady(err) {
-			c.cancel()
-			return nil, err
-		}
-		select {
-		case <-time.After(backoff(failures + 1)):
-		case <-ctx.Done():
-			c.cancel()
-			return nil, err
-		}
+	if opts.OnEvent != nil || opts.Logger != nil {
+		c.events = make(chan Event, 256)
+	}
+	if err := c.dialFirst(ctx); err != nil {
+		c.cancel()
+		return nil, err
 	}
 	if c.events != nil {
 		go c.report()
@@ -93,36 +78,53 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 	return c, nil
 }
 
-// dial makes one attempt to connect, to where the pin says.
-func (c *Client) dial(ctx context.Context, attempt uint64, failures int) (*conn, error) {
-	addr, a := c.pin.target(now(), failures, c.opts.Addr)
-	if allow := c.opts.Maintenance.AllowSuccessor; a.number != 0 && allow != nil {
-		allowed, err := within(ctx, func() (bool, error) { return allow(a.successor), nil }, nil)
-		if err != nil {
-			return nil, fmt.Errorf("baton: AllowSuccessor: %w", err)
+// dialFirst connects the first bridge, on its caller's goroutine.
+func (c *Client) dialFirst(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, c.opts.DialTimeout)
+	defer cancel()
+	for failures := 0; ; {
+		first, err := c.dial(ctx, c.counter.Add(1), failures)
+		if err == nil {
+			c.bridges[0].arrived(first, nil, first.attempt)
 		}
-		if !allowed {
-			c.pin.refuse(a.number)
-			return nil, fmt.Errorf("baton: AllowSuccessor refused %s", a.successor)
+		if err == nil || !notReady(err) {
+			return err
+		}
+		failures++
+		select {
+		case <-time.After(backoff(failures)):
+		case <-ctx.Done():
+			return err
 		}
 	}
-	network := c.opts.Network
-	if a.number != 0 {
-		network = "tcp" // an announced successor is host:port, also for a client of a unix socket
-	}
-	conn, err := c.opts.dial(ctx, network, addr)
-	if a.number != 0 {
-		c.pin.attempted(a.number)
-	}
-	if err != nil {
-		return nil, err
-	}
-	conn.attempt, conn.named = attempt, a.number != 0
-	return conn, nil
 }
 
-// Do sends one command and waits for its reply. Arguments are strings, byte slices, integers, floats and booleans;
-// anything else is an error and nothing is sent. The error, if any, is in the reply. When ctx ends, Do returns at once.
+// dial makes one attempt to connect, to where the pin says.
+func (c *Client) dial(ctx context.Context, attempt uint64, failures int) (*conn, error) {
+	addr, number := c.pin.target(now(), failures, c.opts.Addr)
+	network := c.opts.Network
+	if number != 0 {
+		network = "tcp" // a successor is host:port, also for a client of a unix socket
+		defer c.pin.attempted(number)
+		if allow := c.opts.Maintenance.AllowSuccessor; allow != nil {
+			allowed, err := within(ctx, func() (bool, error) { return allow(addr), nil }, func(bool) {})
+			if err == nil && !allowed {
+				c.pin.refuse(number)
+			}
+			if !allowed {
+				return nil, fmt.Errorf("baton: dial %s: not allowed by AllowSuccessor: %w", addr, cmp.Or(err, ErrNoConnection))
+			}
+		}
+	}
+	conn, err := c.opts.dial(ctx, network, addr)
+	if err == nil {
+		conn.attempt = attempt
+	}
+	return conn, err
+}
+
+// Do sends one command and waits for its reply. Arguments are strings, byte slices, integers, floats and booleans; anything else
+// is an error and nothing is sent. The error, if any, is in the reply. When ctx ends, Do returns at once.
 func (c *Client) Do(ctx context.Context, args ...any) Reply {
 	m := newMessage(1)
 	own, err := c.send(ctx, m, args)
@@ -137,9 +139,8 @@ func (c *Client) Do(ctx context.Context, args ...any) Reply {
 	return reply
 }
 
-// DoAppend sends one command whose reply is a string and appends it to dst, without allocating if dst has room. After
-// an error dst is returned as it was. dst must not be used by others before DoAppend has returned; not afterwards
-// either does baton write to it.
+// DoAppend sends one command whose reply is a string and appends it to dst, without allocating if dst has room. After an error
+// dst is returned as it was. baton does not touch dst once DoAppend has returned.
 func (c *Client) DoAppend(ctx context.Context, dst []byte, args ...any) ([]byte, error) {
 	m := newMessage(1)
 	m.appending, m.dst = true, dst
@@ -156,17 +157,17 @@ func (c *Client) DoAppend(ctx context.Context, dst []byte, args ...any) ([]byte,
 
 // send is one command on its way: admitted, encoded, given to a bridge and waited for.
 func (c *Client) send(ctx context.Context, m *message, args []any) (own bool, err error) {
-	if err = admit(args); err != nil {
-		return true, err
+	if err = admit(args); err == nil {
+		m.buf, err = appendCommand(m.buf, args)
 	}
-	if m.buf, err = appendCommand(m.buf, args); err != nil {
+	if err != nil {
 		return true, err
 	}
 	return c.run(ctx, m)
 }
 
-// run gives m to a bridge and waits for its replies. own says whether m is the caller's again, to be recycled; it is
-// not when the caller left while m was in flight.
+// run gives m to a bridge and waits for its replies. own says whether m is the caller's again, to be recycled; it is not when the
+// caller left while m was in flight.
 func (c *Client) run(ctx context.Context, m *message) (own bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return true, &commandError{err, false}
@@ -182,16 +183,16 @@ func (c *Client) run(ctx context.Context, m *message) (own bool, err error) {
 	return b.await(ctx, m)
 }
 
-// Batch is a list of commands that are written together. The zero Batch is empty and ready. It is not for use by
-// several goroutines at the same time, and may be reused when the call that it was given to has returned.
+// Batch is a list of commands that are written together. The zero Batch is empty and ready. It is not for use by several
+// goroutines at the same time, and may be reused when the call that it was given to has returned.
 type Batch struct {
 	buf []byte
 	n   int
 	err error // of the first command that cannot be sent
 }
 
-// Add adds a command. One that cannot be sent makes the batch unusable until Reset: the call that it is given to
-// returns why, and sends nothing.
+// Add adds a command. One that cannot be sent makes the batch unusable until Reset: the call that it is given to returns why,
+// and sends nothing.
 func (b *Batch) Add(args ...any) {
 	err := admit(args)
 	if err == nil {
@@ -209,9 +210,9 @@ func (b *Batch) Len() int { return b.n }
 // Reset empties the batch, keeping its memory.
 func (b *Batch) Reset() { b.buf, b.n, b.err = b.buf[:0], 0, nil }
 
-// DoBatch sends the commands of a batch in one piece and waits for all replies, which are in the order of the commands.
-// It is not a transaction. The error is nil if every reply came, though any of them may be a server's error. If some
-// did not come, the replies that did are returned, and the others are failures; if ctx ended, no replies are returned.
+// DoBatch sends the commands of a batch in one piece and waits for all replies, which are in the order of the commands. It is not
+// a transaction. The error is nil if every reply came, though any of them may be a server's error. If some did not come, the
+// replies that did are returned, and the others are failures; if none did, or ctx ended, no replies are returned.
 func (c *Client) DoBatch(ctx context.Context, b *Batch) ([]Reply, error) {
 	if b.err != nil || b.n == 0 {
 		return nil, b.err
@@ -243,11 +244,9 @@ type Stats struct {
 	HandoffsGivenUp uint64 // handoffs that ended without a replacement
 	EventsLost      uint64 // events that OnEvent and Logger were too slow for
 
-	InFlight int // commands written and unanswered
-	Backlog  int // commands waiting unwritten
-	Conns    int // connections that are ready, lingering ones included
-
-	LastHandoff Handoff // the one that was announced last
+	InFlight, Backlog int     // commands written and unanswered, and waiting unwritten
+	Conns             int     // connections that are ready, lingering ones included
+	LastHandoff       Handoff // the one that was announced last, of any of the client's connections
 }
 
 // Stats tells how the client is doing.
@@ -259,9 +258,8 @@ func (c *Client) Stats() Stats {
 	return s
 }
 
-// Close ends the client at once. What was not written fails with ErrClosed, never sent; what was written and not
-// answered fails with ErrClosed and may have been executed. It does not wait for OnEvent. It returns nil, also the
-// second time.
+// Close ends the client at once. What was not written fails with ErrClosed, never sent; what was written and not answered fails
+// with ErrClosed and may have been executed. It does not wait for OnEvent. It returns nil, also the second time.
 func (c *Client) Close() error {
 	c.cancel()
 	for _, b := range c.bridges {
@@ -270,19 +268,15 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Shutdown refuses new work, waits for what is queued or in flight, and closes the client. When ctx ends first it
-// closes at once and returns ctx's error. A handoff that is holding work goes on; further announcements are ignored.
+// Shutdown refuses new work, waits for what is queued or in flight, and closes the client. When ctx ends first it closes at once
+// and returns ctx's error. A handoff that is holding work goes on; further announcements are ignored.
 func (c *Client) Shutdown(ctx context.Context) error {
 	defer c.Close()
-	for _, b := range c.bridges {
-		b.mu.Lock()
-		b.draining = true
-		b.mu.Unlock()
-	}
 	for {
 		outstanding := 0
 		for _, b := range c.bridges {
 			b.mu.Lock()
+			b.draining = true
 			outstanding += b.outstandingLocked()
 			b.mu.Unlock()
 		}
@@ -290,41 +284,31 @@ func (c *Client) Shutdown(ctx context.Context) error {
 			return nil
 		}
 		select {
-		case <-c.idle: // something became idle since draining was set
+		case <-c.idle: // something ended since draining was set
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
 }
 
-// emit hands an event to whoever listens, and never waits for it.
-func (c *Client) emit(e Event) {
-	if c.events == nil {
-		return
-	}
-	e.Time = time.Now()
-	select {
-	case c.events <- e:
-	default:
-		c.lost.Add(1)
-	}
-}
-
-// report is the goroutine on which the user's Logger and OnEvent run. Closing the client ends it when what was
-// emitted before is reported.
+// report is the goroutine on which the user's Logger and OnEvent run. It ends when the client is closed and what was emitted
+// before is reported.
 func (c *Client) report() {
-	for {
+	for closed := false; ; {
 		select {
 		case e := <-c.events:
 			c.reportOne(e)
 			continue
 		default:
 		}
+		if closed {
+			return
+		}
 		select {
 		case e := <-c.events:
 			c.reportOne(e)
 		case <-c.ctx.Done():
-			return
+			closed = true
 		}
 	}
 }
@@ -357,21 +341,22 @@ type bridge struct {
 
 	cur     *conn   // what new work goes to; nil: there is none. It may be broken, until its writing has ended
 	next    *conn   // the replacement, while Holding
-	linger  []*conn // retired or broken ones that are not over yet
+	conns   []*conn // all that are not over yet: these two, and retired or broken ones
 	backlog queue
 
 	hand   handoff
-	record Handoff // of the handoff that was joined last
-	old    *conn   // which that handoff retired, while it lives
+	record Handoff       // of the handoff that was joined last
+	old    *conn         // which that handoff replaces or replaced, while it lives
+	told   *notification // the MOVING with the highest number that next has read
 
 	dialling    bool // the dialler's goroutine runs
 	dialAt      tick // its next dial is not before
 	cancelDial  context.CancelFunc
-	failures    int   // dials that failed in a row
+	failures    int   // dials that failed, or connections that did not last, in a row
 	lastDialErr error // of the last dial, if it failed
 	connected   bool  // there was a connection once
 	currentAt   tick  // cur became current, or the last one was lost
-	clockFrom   tick  // what stands in the backlog since before counts as given now: a handoff has just ended
+	clockFrom   tick  // what stands in the backlog since before counts as given then: a hold or a handoff has just ended
 
 	timerAt tick // 0: not armed
 	sweepAt tick // 0: nothing waited at the last sweep
@@ -381,9 +366,9 @@ type bridge struct {
 	sent, answered, failed, timedOut, held, reconnects, handoffs, givenUp uint64 // as in Stats
 }
 
-// enter gives m to the bridge. It decides everything in one critical section: a message that may be written joins the
-// queue of those in flight and its bytes the out-buffer; one that may not joins the backlog. After an error m is
-// still the caller's, and was never sent.
+// enter gives m to the bridge. It decides everything in one critical section: a message that may be written joins the queue of
+// those in flight and its bytes the out-buffer; one that may not joins the backlog. After an error m is still the caller's, and
+// was never sent.
 func (b *bridge) enter(m *message) error {
 	b.mu.Lock()
 	if err := b.refuseLocked(m); err != nil {
@@ -394,18 +379,18 @@ func (b *bridge) enter(m *message) error {
 	if b.sweepAt == 0 {
 		b.watchLocked(m.start)
 	}
-	c := b.cur
-	if b.hand.phase == PhaseHolding || !c.aliveLocked() || !b.backlog.empty() || !c.roomLocked(m, b.c.opts.MaxInFlight) {
+	c, p, mine := b.cur, outBuffer{}, false
+	switch {
+	case b.hand.phase == PhaseHolding:
+		b.held += uint64(m.want)
+		b.record.Held += m.want
 		b.backlog.pushLocked(m, queued)
-		if b.hand.phase == PhaseHolding {
-			b.held += uint64(m.want)
-			b.record.Held += m.want
-		}
-		b.mu.Unlock()
-		return nil
+	case !c.aliveLocked() || !b.backlog.empty() || !c.roomLocked(m, b.c.opts.MaxInFlight):
+		b.backlog.pushLocked(m, queued)
+	default:
+		b.writeLocked(c, m)
+		p, mine = c.departLocked()
 	}
-	b.writeLocked(c, m)
-	p, mine := c.departLocked()
 	b.mu.Unlock()
 	if mine {
 		c.write(p)
@@ -420,12 +405,11 @@ func (b *bridge) writeLocked(c *conn, m *message) {
 }
 
 // takeBackLocked puts work that was given to a connection, and of which not a byte was sent, at the head of the backlog.
-func (b *bridge) takeBackLocked(chain *message) {
-	b.sent -= uint64(b.backlog.returnLocked(chain))
+func (b *bridge) takeBackLocked(unsent []*message) {
+	b.sent -= uint64(b.backlog.returnLocked(unsent))
 }
 
-// refuseLocked says why m may not enter. A full backlog ends a hold, which makes room as far as the replacement
-// takes any.
+// refuseLocked says why m may not enter. A full backlog ends a hold, which makes room as far as the replacement takes any.
 func (b *bridge) refuseLocked(m *message) error {
 	if b.closed || b.draining {
 		return ErrClosed
@@ -456,16 +440,14 @@ func (b *bridge) noConnectionLocked() error {
 
 // await waits until m is complete or its caller must leave.
 func (b *bridge) await(ctx context.Context, m *message) (own bool, err error) {
-	left := ctx.Done()
-	for {
-		var s signal
+	for left := ctx.Done(); ; {
+		s := look
 		if left == nil {
 			s = <-m.signals
 		} else {
 			select {
 			case s = <-m.signals:
 			case <-left:
-				s = look
 			}
 		}
 		if s == done {
@@ -482,78 +464,60 @@ func (b *bridge) await(ctx context.Context, m *message) (own bool, err error) {
 func (b *bridge) giveUp(ctx context.Context, m *message) (gone, own bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if m.place == popped {
-		return false, false, nil
-	}
 	cause := ctx.Err()
-	if cause == nil {
-		cause = ErrTimeout
-		if b.closed {
-			cause = ErrClosed
-		} else {
-			b.timedOut += uint64(m.want)
-		}
-	}
-	b.failed += uint64(m.want)
-	own = m.place == queued
-	if own {
-		b.backlog.removeLocked(m, withCaller)
-		if cause == ErrTimeout && !b.cur.aliveLocked() {
+	switch own = m.place == queued; {
+	case m.place == popped:
+		return false, false, nil
+	case cause == nil && b.closed:
+		cause = ErrClosed
+	case cause == nil:
+		b.timedOut += uint64(m.want)
+		if cause = ErrTimeout; own && !b.cur.aliveLocked() {
 			cause = fmt.Errorf("%w: %w", ErrTimeout, b.noConnectionLocked())
 		}
 	}
-	m.abandoned = !own
+	b.failed += uint64(m.want)
+	if m.abandoned = !own; own {
+		b.backlog.removeLocked(m, withCaller)
+	}
 	b.idleLocked()
 	return true, own, &commandError{cause, !own}
 }
 
-// outstandingLocked counts the messages that wait on this bridge for being written or answered.
+// outstandingLocked counts the commands that wait on this bridge for being written or answered.
 func (b *bridge) outstandingLocked() (n int) {
 	n = b.backlog.commands
-	for _, c := range b.connsLocked() {
+	for _, c := range b.conns {
 		n += c.inFlight.commands
 	}
 	return n
 }
 
-// connsLocked are all connections of the bridge.
-func (b *bridge) connsLocked() []*conn {
-	conns := append([]*conn(nil), b.linger...)
-	if b.cur != nil {
-		conns = append(conns, b.cur)
-	}
-	if b.next != nil {
-		conns = append(conns, b.next)
-	}
-	return conns
-}
-
-// idleLocked tells Shutdown, if it waits, that something has become less.
+// idleLocked tells Shutdown, if it waits, that something has ended.
 func (b *bridge) idleLocked() {
 	if b.draining {
-		select {
-		case b.c.idle <- struct{}{}:
-		default:
-		}
+		poke(b.c.idle)
+	}
+}
+
+// poke leaves a token in a channel of capacity one, unless there is one.
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
 	}
 }
 
 func (b *bridge) addTo(s *Stats) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s.Sent += b.sent
-	s.Answered += b.answered
-	s.Failed += b.failed
-	s.TimedOut += b.timedOut
-	s.Held += b.held
-	s.Reconnects += b.reconnects
-	s.Handoffs += b.handoffs
-	s.HandoffsGivenUp += b.givenUp
-	s.Backlog += b.backlog.commands
-	for _, c := range b.connsLocked() {
-		s.InFlight += c.inFlight.commands
-		s.Conns++
+	for sum, n := range map[*uint64]uint64{&s.Sent: b.sent, &s.Answered: b.answered, &s.Failed: b.failed, &s.TimedOut: b.timedOut,
+		&s.Held: b.held, &s.Reconnects: b.reconnects, &s.Handoffs: b.handoffs, &s.HandoffsGivenUp: b.givenUp} {
+		*sum += n
 	}
+	s.Backlog += b.backlog.commands
+	s.InFlight += b.outstandingLocked() - b.backlog.commands
+	s.Conns += len(b.conns)
 	if b.record.Received.After(s.LastHandoff.Received) {
 		s.LastHandoff = b.record
 	}
@@ -576,48 +540,42 @@ func (b *bridge) topUpLocked(c *conn) {
 // answeredLocked looks, in the critical section of the pop, at whether that was what somebody waits for.
 func (b *bridge) answeredLocked(c *conn, replies int) {
 	b.answered += uint64(replies)
+	if c == b.old && c.retired {
+		b.record.Lingered += replies
+	}
 	switch {
-	case c == b.cur && b.hand.phase == PhaseHolding:
-		if c.inFlight.empty() {
-			b.stepLocked(drained, now())
-		}
-	case c == b.cur:
-		if !b.backlog.empty() {
-			c.wakeLocked()
-		}
-	case c.retired:
-		if c == b.old {
-			b.record.Lingered += replies
-		}
-		if c.inFlight.empty() {
-			c.wakeLocked() // it closes
-		}
+	case c == b.cur && b.hand.phase == PhaseHolding && c.inFlight.empty():
+		b.stepLocked(drained, now())
+	case c == b.cur && !b.backlog.empty(), c.retired && c.inFlight.empty():
+		c.wakeLocked() // there is room again; or it closes
 	}
 	b.idleLocked()
 }
 
-// unsentLocked takes back what was given to a connection that is broken and of which it sent nothing, and sees to what
-// the bridge is without it. It may be told of the same connection more than once.
-func (b *bridge) unsentLocked(c *conn, chain *message) {
-	b.takeBackLocked(chain)
+// unsentLocked takes back what was given to a connection that is broken and of which it sent nothing, and sees to what the bridge
+// is without it. It may be told of the same connection more than once.
+func (b *bridge) unsentLocked(c *conn, unsent []*message) {
+	b.takeBackLocked(unsent)
 	t := now()
-	switch {
-	case c == b.cur:
-		b.cur, b.linger = nil, append(b.linger, c)
+	switch c {
+	case b.cur:
 		if t >= b.currentAt.add(time.Second) {
 			b.failures = 0
 		}
 		// At once, unless the one before was as short-lived: a server that hangs up on us is not dialled in a tight loop.
-		b.currentAt, b.dialAt = t, t.add(backoff(b.failures))
+		b.cur, b.currentAt, b.dialAt = nil, t, t.add(backoff(b.failures))
 		b.failures++
+		if b.hand.phase != PhaseDone {
+			b.old = c
+		}
 		b.emitLocked(Event{Kind: EventLost, Addr: c.addr, Err: c.broken})
 		b.stepLocked(currentEnded, t)
-		b.endedWithoutLocked()
+		b.failFastLocked()
 		b.wantLocked()
-	case c == b.next:
-		b.next, b.linger = nil, append(b.linger, c)
+	case b.next:
+		b.next, b.told = nil, nil
+		b.dialAt = t.add(backoff(b.failures + 1))
 		b.failures++
-		b.dialAt = t.add(backoff(b.failures))
 		b.stepLocked(replacementEnded, t)
 	}
 	if b.cur.aliveLocked() && !b.backlog.empty() {
@@ -627,29 +585,29 @@ func (b *bridge) unsentLocked(c *conn, chain *message) {
 
 // endedLocked forgets a connection of which nothing is left.
 func (b *bridge) endedLocked(c *conn, cut int) {
-	for i, l := range b.linger {
-		if l == c {
-			b.linger = append(b.linger[:i], b.linger[i+1:]...)
-			break
-		}
-	}
+	b.conns = slices.DeleteFunc(b.conns, func(other *conn) bool { return other == c })
 	b.failed += uint64(cut)
 	if c == b.old {
 		b.old, b.record.Closed, b.record.Cut = nil, time.Now(), cut
-		b.emitLocked(Event{Kind: EventOldClosed, Addr: c.addr, Err: c.broken})
+		e := Event{Kind: EventOldClosed, Addr: c.addr}
+		if c.broken != errRetired {
+			e.Err = c.broken
+		}
+		b.emitLocked(e)
 	}
 	b.idleLocked()
 }
 
-// endedWithoutLocked fails the backlog under FailFast, when there is neither a connection nor a handoff that will
-// bring one.
-func (b *bridge) endedWithoutLocked() {
+// failFastLocked fails the backlog under FailFast, when there is neither a connection nor a handoff that will bring one.
+func (b *bridge) failFastLocked() {
 	if b.c.opts.Backlog != FailFast || b.hand.phase != PhaseDone || b.cur.aliveLocked() || b.closed {
 		return
 	}
-	chain := b.backlog.cutLocked(b.backlog.head)
-	b.failed += uint64(popChainLocked(chain))
-	failChain(chain, &commandError{b.noConnectionLocked(), false})
+	cut := b.backlog.cutLocked(b.backlog.head, popped)
+	for _, m := range cut {
+		b.failed += uint64(m.want)
+	}
+	failAll(cut, &commandError{b.noConnectionLocked(), false})
 }
 
 // pushed reads a push frame.
@@ -661,13 +619,12 @@ func (b *bridge) pushed(c *conn, push Reply) {
 	}
 }
 
-// notifiedLocked acts on a notification. What a retired connection still has to say was said elsewhere, and may be
-// long past.
+// notifiedLocked acts on a notification. What a retired connection still has to say was said elsewhere, and may be long past.
 func (b *bridge) notifiedLocked(c *conn, n notification) {
-	t := now()
 	if c.retired || b.closed || b.draining {
 		return
 	}
+	t := now()
 	if n.kind == moving && !n.timed {
 		n.window = max(b.c.opts.Maintenance.RelaxedTimeout, 0)
 	}
@@ -681,24 +638,22 @@ func (b *bridge) notifiedLocked(c *conn, n notification) {
 			b.emitLocked(e)
 		}
 	}
-	if n.kind != moving {
-		return
-	}
-	if c == b.next || b.cur != nil && c != b.cur {
-		// It is judged when c is current. Only the newest is of interest then.
-		if c.told == nil || n.numbered && n.seq > c.told.seq {
-			c.told = &n
+	switch {
+	case n.kind != moving:
+	case c == b.next: // judged when it is current; only the newest is of interest then
+		if b.told == nil || n.numbered && n.seq > b.told.seq {
+			b.told = &n
 		}
-		return
+	case c == b.cur || b.cur == nil: // or it was current, and what came before its end is read only now
+		b.toldLocked(c, &n, t)
 	}
-	b.toldLocked(c, &n, t)
 }
 
 // --- handoffs ---
 
-// toldLocked is what the current connection being told to move leads to. A connection whose dial began after the
-// announcement is where the announcement led: to be told once more is an echo. That comparison is the whole of what
-// tells a replacement from what it replaces, so it holds behind a proxy, and for a server restarted in its place.
+// toldLocked is what the current connection being told to move leads to. A connection whose dial began after the announcement is
+// where the announcement led: to be told once more is an echo. That comparison is the whole of what tells a replacement from what
+// it replaces, so it holds behind a proxy, and for a server restarted in its place.
 func (b *bridge) toldLocked(c *conn, n *notification, t tick) {
 	if n.successor == c.addr || n.successor == c.remote {
 		n.successor = "" // where we are is nowhere to go
@@ -709,8 +664,8 @@ func (b *bridge) toldLocked(c *conn, n *notification, t tick) {
 	}
 }
 
-// joinLocked makes an announcement the bridge's own, once. While Holding it waits: the promotion is a round trip away,
-// and the connection that it makes current began before the announcement, which is looked at then.
+// joinLocked makes an announcement the bridge's own, once. While Holding it waits: the promotion is a round trip away, and the
+// connection that it makes current began before the announcement, which is looked at then.
 func (b *bridge) joinLocked(a announcement, t tick) {
 	if a.number == b.hand.number || b.hand.phase == PhaseHolding || b.draining {
 		return
@@ -719,7 +674,7 @@ func (b *bridge) joinLocked(a announcement, t tick) {
 	b.hand.giveUpAt = a.deadline().add(b.c.relax.effective(b.c.opts.DialTimeout, t))
 	b.record = Handoff{Seq: a.seq, Successor: a.successor, Received: a.received.wall()}
 	b.old, b.failures, b.dialAt = nil, 0, t
-	if b.cur.aliveLocked() {
+	if b.cur.aliveLocked() { // else every moment counts
 		if a.successor == "" {
 			b.dialAt = a.half()
 		}
@@ -732,17 +687,17 @@ func (b *bridge) joinLocked(a announcement, t tick) {
 func (b *bridge) stepLocked(e happening, t tick) {
 	switch b.hand.step(e, t) {
 	case prepare:
-		b.emitLocked(Event{Kind: EventPreparing, Addr: b.addrLocked()})
+		b.emitLocked(Event{Kind: EventPreparing})
 		if b.cancelDial != nil && e == joined {
 			b.cancelDial()
 		}
-		b.wantLocked()
-		if b.cur.aliveLocked() {
-			b.cur.wakeLocked() // what was held flows again
+		if e == replacementEnded {
+			b.clockFrom = t // what was held flows again
 		}
+		b.wantLocked()
 	case hold:
 		b.record.Holding = time.Now()
-		b.emitLocked(Event{Kind: EventHolding, Addr: b.addrLocked()})
+		b.emitLocked(Event{Kind: EventHolding})
 	case promote:
 		b.promoteLocked(t)
 	case giveUp:
@@ -751,81 +706,74 @@ func (b *bridge) stepLocked(e happening, t tick) {
 		if b.cancelDial != nil && b.cur != nil {
 			b.cancelDial()
 		}
-		b.emitLocked(Event{Kind: EventGivenUp, Addr: b.addrLocked(), Err: b.lastDialErr})
-		b.endedWithoutLocked()
+		b.emitLocked(Event{Kind: EventGivenUp, Err: b.lastDialErr})
+		b.failFastLocked()
 	}
 	b.armLocked(b.hand.next())
 }
 
-// promoteLocked lets the replacement take over, in one critical section and without I/O: the old connection gives back
-// what it has not begun to write and lingers until it is empty, the new one becomes current.
+// promoteLocked lets the replacement take over, in one critical section and without I/O: the old connection gives back what it
+// has not begun to write and lingers until it is empty, the new one becomes current.
 func (b *bridge) promoteLocked(t tick) {
-	wall := time.Now()
+	b.record.Promoted = time.Now()
 	if !b.record.Holding.IsZero() {
-		b.record.HeldMax = wall.Sub(b.record.Holding)
+		b.record.HeldMax = b.record.Promoted.Sub(b.record.Holding)
 	}
-	if old := b.cur; old != nil {
-		b.takeBackLocked(old.retireLocked())
-		b.cur, b.old, b.linger = nil, old, append(b.linger, old)
+	if b.cur != nil {
+		b.takeBackLocked(b.cur.retireLocked())
+		b.old = b.cur
 	}
-	b.record.Promoted = wall
+	b.cur, b.next, b.clockFrom = b.next, nil, t
 	b.handoffs++
-	b.clockFrom = t
 	b.c.relax.handedOff(t)
-	next := b.next
-	b.next = nil
-	b.emitLocked(Event{Kind: EventPromoted, Addr: next.addr, Seq: b.record.Seq, Successor: b.record.Successor, Held: b.record.Held})
-	b.becomeCurrentLocked(next, t)
+	b.emitLocked(Event{Kind: EventPromoted, Held: b.record.Held})
+	b.becomeCurrentLocked(t)
 }
 
-// becomeCurrentLocked makes c the connection that new work goes to, and judges what was announced meanwhile.
-func (b *bridge) becomeCurrentLocked(c *conn, t tick) {
-	b.cur, b.currentAt, b.connected = c, t, true
-	b.lastDialErr = nil
-	c.wakeLocked()
+// becomeCurrentLocked has new work go to cur, and judges what was announced meanwhile.
+func (b *bridge) becomeCurrentLocked(t tick) {
+	b.currentAt, b.connected, b.lastDialErr = t, true, nil
+	b.cur.wakeLocked()
 	if b.c.opts.KeepAlive > 0 {
 		b.armLocked(t.add(b.c.opts.KeepAlive))
 	}
-	if a, ok := b.c.pin.remembered(t); ok && c.attempt < a.number {
+	if a, ok := b.c.pin.remembered(t); ok && b.cur.attempt < a.number {
 		b.joinLocked(a, t)
 	}
-	if n := c.told; n != nil {
-		c.told = nil
-		b.toldLocked(c, n, t)
+	if n := b.told; n != nil {
+		b.told = nil
+		b.toldLocked(b.cur, n, t)
 	}
 }
 
-func (b *bridge) addrLocked() string {
-	if b.cur == nil {
-		return ""
-	}
-	return b.cur.addr
-}
-
+// emitLocked hands an event to whoever listens, and never waits for it.
 func (b *bridge) emitLocked(e Event) {
-	e.Phase = b.hand.phase
-	if e.Kind >= EventPreparing && e.Seq == 0 {
+	if b.c.events == nil {
+		return
+	}
+	e.Time, e.Phase = time.Now(), b.hand.phase
+	if e.Addr == "" && b.cur != nil {
+		e.Addr = b.cur.addr
+	}
+	if e.Kind >= EventPreparing {
 		e.Seq, e.Successor = b.record.Seq, b.record.Successor
 	}
-	b.c.emit(e)
+	select {
+	case b.c.events <- e:
+	default:
+		b.c.lost.Add(1)
+	}
 }
 
 // --- the dialler ---
 
 // wantLocked has a connection dialled if one is needed, by the bridge's one dialler.
 func (b *bridge) wantLocked() {
-	if !b.needLocked() {
-		return
-	}
-	if !b.dialling {
+	if b.needLocked() && !b.dialling {
 		b.dialling = true
 		go b.dial()
-		return
 	}
-	select {
-	case b.dialKick <- struct{}{}:
-	default: // it will look anyway
-	}
+	poke(b.dialKick)
 }
 
 func (b *bridge) needLocked() bool {
@@ -836,12 +784,11 @@ func (b *bridge) needLocked() bool {
 func (b *bridge) dial() {
 	for {
 		b.mu.Lock()
-		if !b.needLocked() {
-			b.dialling = false
+		t := now()
+		if b.dialling = b.needLocked(); !b.dialling {
 			b.mu.Unlock()
 			return
 		}
-		t := now()
 		if wait := t.until(b.dialAt); wait > 0 {
 			b.mu.Unlock()
 			b.pause(wait)
@@ -871,17 +818,17 @@ func (b *bridge) pause(wait time.Duration) {
 	}
 }
 
-// arrived takes a dial's result. A connection whose dial began before the announcement that the bridge joined is used
-// only if the bridge has none, and then joins; nor is one of use that nobody needs any more.
+// arrived takes a dial's result. A connection whose dial began before the announcement that the bridge joined is used only if the
+// bridge has none, and then joins; nor is one of use that nobody needs any more.
 func (b *bridge) arrived(c *conn, err error, attempt uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.cancelDial = nil
 	t := now()
 	stale := attempt < b.hand.number
+	replaces := b.hand.phase == PhasePreparing && !stale
 	switch {
-	case err != nil && stale, err != nil && b.closed:
-		// it was cancelled; the next attempt has its own moment
+	case err != nil && (stale || b.closed): // it was cancelled; the next attempt has its own moment
 	case err != nil:
 		b.failures++
 		b.lastDialErr = err
@@ -889,34 +836,34 @@ func (b *bridge) arrived(c *conn, err error, attempt uint64) {
 		if a, ok := b.c.pin.remembered(t); ok && a.number == b.hand.number && a.successor == "" && b.cur.aliveLocked() {
 			b.dialAt = max(b.dialAt, a.half()) // its successor was refused
 		}
-		b.emitLocked(Event{Kind: EventDialFailed, Addr: b.addrLocked(), Err: err})
-	case b.closed, b.cur != nil && (stale || b.hand.phase != PhasePreparing):
+		b.emitLocked(Event{Kind: EventDialFailed, Err: err})
+	case b.closed || b.cur != nil && !replaces:
 		go c.raw.Close() // a system call, so not under the lock
-	case b.cur == nil && (stale || b.hand.phase != PhasePreparing):
-		c.startLocked(b, &b.mu)
-		if b.connected {
-			b.reconnects++
-			b.emitLocked(Event{Kind: EventConnected, Addr: c.addr})
-		}
-		b.becomeCurrentLocked(c, t)
-		b.readEarlyLocked(c)
-	default:
-		c.startLocked(b, &b.mu)
-		b.next = c
-		b.record.Ready = time.Now()
+	case replaces:
+		b.next, b.record.Ready = c, time.Now()
+		b.startLocked(c)
 		b.emitLocked(Event{Kind: EventReady, Addr: c.addr})
-		b.readEarlyLocked(c)
 		if b.cur == nil || b.cur.broken == nil && b.cur.inFlight.empty() {
 			b.stepLocked(ready, t)
 		} else {
 			b.stepLocked(readyBusy, t)
 		}
+	default:
+		b.cur = c
+		if b.connected {
+			b.reconnects++
+			b.emitLocked(Event{Kind: EventConnected})
+		}
+		b.startLocked(c)
+		b.becomeCurrentLocked(t)
 	}
 }
 
-// readEarlyLocked reads the pushes that came in c's handshake. One that closes a window is history there: the last of
-// them is replayed, even hours later, to whoever opts in.
-func (b *bridge) readEarlyLocked(c *conn) {
+// startLocked sets a new connection going, and reads the pushes that came in its handshake. One that closes a window is history
+// there: the last of them is replayed, even hours later, to whoever opts in.
+func (b *bridge) startLocked(c *conn) {
+	b.conns = append(b.conns, c)
+	c.startLocked(b, &b.mu)
 	for _, push := range c.early {
 		if n, ok := parseNotification(push); ok && !n.closes {
 			b.notifiedLocked(c, n)
@@ -937,11 +884,10 @@ func (b *bridge) watchLocked(t tick) {
 
 // armLocked makes the timer run at t at the latest.
 func (b *bridge) armLocked(t tick) {
-	if t == never || b.closed || b.timerAt != 0 && b.timerAt <= t {
-		return
+	if t != never && !b.closed && (b.timerAt == 0 || t < b.timerAt) {
+		b.timerAt = t
+		b.timer.Reset(max(now().until(t), 0))
 	}
-	b.timerAt = t
-	b.timer.Reset(max(now().until(t), 0))
 }
 
 // tick is what time does to the bridge; it runs on the timer's goroutine.
@@ -959,33 +905,32 @@ func (b *bridge) tick() {
 			b.watchLocked(t)
 		}
 	}
-	p, ping := b.keepAliveLocked(t)
+	cur := b.cur
+	ping, mine := b.keepAliveLocked(t)
 	b.armLocked(b.hand.next())
 	if b.sweepAt != 0 {
 		b.armLocked(b.sweepAt)
 	}
-	cur := b.cur
 	b.mu.Unlock()
-	if ping {
-		cur.write(p)
+	if mine {
+		cur.write(ping)
 	}
 	for _, c := range silent {
 		c.raw.Close()
 	}
 }
 
-// sweepLocked tells the callers whose time is up to leave, and finds the connections that have fallen silent: with
-// something outstanding, no byte for twice the effective timeout.
+// sweepLocked tells the callers whose time is up to leave, and finds the connections that have fallen silent: with something
+// outstanding, no byte for twice the effective timeout.
 func (b *bridge) sweepLocked(t tick) (silent []*conn) {
 	o := &b.c.opts
 	timeout := b.c.relax.effective(o.Timeout, t)
 	limit := t.add(-timeout)
-	spared := b.currentAt.add(o.Maintenance.RelaxedWindowMax).add(o.DialTimeout)
-	awaited := b.hand.phase != PhaseDone && b.cur == nil && t < spared
+	awaited := b.hand.phase != PhaseDone && b.cur == nil && t < b.currentAt.add(o.Maintenance.RelaxedWindowMax).add(o.DialTimeout)
 	if b.hand.phase != PhaseHolding && !awaited {
 		b.backlog.sweepLocked(b.clockFrom, limit)
 	}
-	for _, c := range b.connsLocked() {
+	for _, c := range b.conns {
 		c.inFlight.sweepLocked(0, limit)
 		quiet := max(c.quietFrom, tick(c.lastRead.Load()))
 		if !c.inFlight.empty() && !c.writing && c.broken == nil && t >= quiet.add(2*timeout) {
@@ -996,16 +941,16 @@ func (b *bridge) sweepLocked(t tick) (silent []*conn) {
 	return silent
 }
 
-// keepAliveLocked sends a PING if the current connection has been idle for KeepAlive. Nobody waits for its reply; if
-// none comes, the connection is silent.
-func (b *bridge) keepAliveLocked(t tick) (chunk, bool) {
+// keepAliveLocked sends a PING if the current connection has been idle for KeepAlive. Nobody waits for its reply; if none comes,
+// the connection is silent.
+func (b *bridge) keepAliveLocked(t tick) (outBuffer, bool) {
 	c, every := b.cur, b.c.opts.KeepAlive
 	if !c.aliveLocked() || every < 0 || b.c.opts.Timeout < 0 {
-		return chunk{}, false
+		return outBuffer{}, false
 	}
 	if due := tick(c.lastRead.Load()).add(every); t < due || !c.inFlight.empty() || b.hand.phase == PhaseHolding {
 		b.armLocked(max(due, t.add(every/4)))
-		return chunk{}, false
+		return outBuffer{}, false
 	}
 	m := newMessage(1)
 	m.buf, _ = appendCommand(m.buf, []any{"PING"})
@@ -1018,13 +963,13 @@ func (b *bridge) keepAliveLocked(t tick) (chunk, bool) {
 
 // --- the end ---
 
-// close ends the bridge: what was not taken to be written is returned to the backlog, everybody who waits is woken to
-// give up, and the sockets are closed. It waits for nobody.
+// close ends the bridge: what was not taken to be written is returned to the backlog, everybody who waits is woken to give up,
+// and the sockets are closed. It waits for nobody.
 func (b *bridge) close() {
 	b.mu.Lock()
 	b.closed = true
 	b.timer.Stop()
-	conns := b.connsLocked()
+	conns := slices.Clone(b.conns)
 	for _, c := range conns {
 		if !c.retired {
 			b.takeBackLocked(c.retireLocked())
@@ -1041,8 +986,8 @@ func (b *bridge) close() {
 
 // --- what may be sent where ---
 
-// elsewhere are the commands that would change the state of a connection that others share, or whose replies do not
-// come one for one; with them, what to use instead.
+// elsewhere are the commands that would change the state of a connection that others share, or whose replies do not come one
+// for one; with them, what to use instead.
 var elsewhere = map[string]string{
 	"SUBSCRIBE": "", "PSUBSCRIBE": "", "SSUBSCRIBE": "", "UNSUBSCRIBE": "", "PUNSUBSCRIBE": "", "SUNSUBSCRIBE": "",
 	"MONITOR": "", "SYNC": "", "PSYNC": "", "RESET": "", "READONLY": "", "READWRITE": "", "ASKING": "",

@@ -1,8 +1,8 @@
 package baton
 
-// This file holds the options, and one physical connection: how it is dialled and shaken hands with, and then,
-// under the lock of the bridge that it serves, its out-buffer, its flusher, its reader, its queue of messages in
-// flight and its end. It must not know where to dial or when to move; what it needs of its bridge is connOwner.
+// This file holds the options, and one physical connection: how it is dialled and shaken hands with, and then, under the lock
+// of the bridge that it serves, its out-buffer, its flusher, its reader, its queue of messages in flight and its end. It must
+// not know where to dial or when to move; what it needs of its bridge is connOwner.
 
 import (
 	"cmp"
@@ -58,23 +58,22 @@ func (e *commandError) Error() string {
 	return text + " (never sent)"
 }
 
-// MaybeExecuted says of the error of a command whether bytes of it may have reached a server although no reply
-// came back. False means that it was never sent, or that the server answered: in the first case it is safe to
-// send it again.
+// MaybeExecuted says of the error of a command whether bytes of it may have reached a server although no reply came back. False
+// means that it was never sent, or that the server answered: in the first case it is safe to send it again.
 func MaybeExecuted(err error) bool {
 	var e *commandError
 	return errors.As(err, &e) && e.sent
 }
 
-// Options configures a Client. The zero value of each field is its documented default, so Options{Addr: a} is a
-// full configuration. Dial copies it; what it points to must not be changed afterwards.
+// Options configures a Client. The zero value of each field is its documented default, so Options{Addr: a} is a full
+// configuration. Dial copies it; what it points to must not be changed afterwards.
 type Options struct {
 	Network string // "tcp" (default) or "unix"
 	Addr    string // "host:port" (port 6379 if missing, IPv6 in brackets), or a path; default 127.0.0.1:6379
 
 	Username, Password string // a password alone is that of the user "default"
-	// Credentials, if set, is asked on every dial, in place of Username and Password. It is never called under a
-	// lock; what it returns is not kept. It should obey its context: what takes longer than the dial is abandoned.
+	// Credentials, if set, is asked on every dial, in place of Username and Password. It is never called under a lock; what it
+	// returns is not kept. It should obey its context: what takes longer than the dial is abandoned.
 	Credentials func(context.Context) (username, password string, err error)
 	DB          int    // selected on every connection
 	ClientName  string // CLIENT SETNAME on every connection
@@ -83,8 +82,8 @@ type Options struct {
 	Proxy string      // "socks5://[user:pass@]host:port"
 	// Dialer, if set, opens the connections; TLS, if set, is spoken over what it returns.
 	Dialer func(ctx context.Context, network, addr string) (net.Conn, error)
-	// Resolver looks host names up, afresh on every dial; nil is net.DefaultResolver. With a Dialer, names are
-	// looked up here only if it is set, and the Dialer is given IP:port.
+	// Resolver looks host names up, afresh on every dial; nil is net.DefaultResolver. With a Dialer, names are looked up here
+	// only if it is set, and the Dialer is given IP:port.
 	Resolver *net.Resolver
 
 	DialTimeout time.Duration // 5 s: connect, TLS and handshake together
@@ -92,18 +91,15 @@ type Options struct {
 	KeepAlive   time.Duration // 30 s without a byte read: PING; negative: never. No byte for twice the effective Timeout: dead
 	Conns       int           // connections for ordinary commands: 1
 
-	Backlog         BacklogPolicy // Queue (default) or FailFast, while there is no connection
-	MaxBacklog      int           // commands waiting unwritten: 65,536; beyond it ErrBacklogFull
-	MaxBacklogBytes int           // their bytes: 64 MiB; beyond it ErrBacklogFull
-	MaxInFlight     int           // commands written and unanswered on one connection: 65,536; beyond it work waits in the backlog
-
-	MaxReply    int // bytes in one reply: 512 MiB; a longer one breaks the connection
-	MaxDepth    int // nesting in one reply: 128
-	MaxElements int // elements in one reply: 1<<24
+	Backlog                     BacklogPolicy // Queue (default) or FailFast, while there is no connection
+	MaxBacklog, MaxBacklogBytes int           // commands waiting unwritten: 65,536, of 64 MiB; beyond either ErrBacklogFull
+	MaxInFlight                 int           // written and unanswered on one connection: 65,536; beyond it work waits in the backlog
+	MaxReply                    int           // bytes in one reply: 512 MiB; what exceeds it or the next two breaks the connection
+	MaxDepth, MaxElements       int           // nesting of one reply and elements in it: 128 and 1<<24
 
 	Maintenance Maintenance
-	// OnEvent is called in order, on a goroutine of its own; while it does not return, up to 256 events wait and
-	// further ones are lost, which Stats.EventsLost counts.
+	// OnEvent is called in order, on a goroutine of its own; while it does not return, up to 256 events wait and further ones
+	// are lost, which Stats.EventsLost counts.
 	OnEvent func(Event)
 	Logger  *slog.Logger // nil: silent; written to by the same goroutine
 }
@@ -116,8 +112,8 @@ type Maintenance struct {
 	RelaxedWindowMax time.Duration // 3 × RelaxedTimeout: the longest that one window relaxes
 	PostEventRelaxed time.Duration // 2 × RelaxedTimeout: relaxed for so long after the event; negative: none
 	HoldCap          time.Duration // 50 ms: the longest that one announcement holds new work; negative: swap at once
-	// AllowSuccessor, if set, is asked before an announced successor is dialled, and credentials sent to it. One
-	// that it refuses counts as not named.
+	// AllowSuccessor, if set, is asked before an announced successor is dialled, and credentials sent to it. One that it
+	// refuses counts as not named.
 	AllowSuccessor func(addr string) bool
 }
 
@@ -194,52 +190,44 @@ type Event struct {
 
 // resolved is o with defaults in place of zeros, or what is wrong with it.
 func (o Options) resolved() (Options, error) {
-	o.DialTimeout = cmp.Or(o.DialTimeout, 5*time.Second)
-	o.Timeout = cmp.Or(o.Timeout, 5*time.Second)
+	for field, fallback := range map[*int]int{&o.Conns: 1, &o.MaxBacklog: 65536, &o.MaxBacklogBytes: 64 << 20, &o.MaxInFlight: 65536,
+		&o.MaxReply: 512 << 20, &o.MaxDepth: 128, &o.MaxElements: 1 << 24} {
+		if *field = cmp.Or(*field, fallback); *field < 0 {
+			return o, errors.New("baton: options: a bound is negative")
+		}
+	}
+	o.DialTimeout, o.Timeout = cmp.Or(o.DialTimeout, 5*time.Second), cmp.Or(o.Timeout, 5*time.Second)
 	o.KeepAlive = cmp.Or(o.KeepAlive, 30*time.Second)
-	o.Conns = cmp.Or(o.Conns, 1)
-	o.MaxBacklog = cmp.Or(o.MaxBacklog, 65536)
-	o.MaxBacklogBytes = cmp.Or(o.MaxBacklogBytes, 64<<20)
-	o.MaxInFlight = cmp.Or(o.MaxInFlight, 65536)
-	o.MaxReply = cmp.Or(o.MaxReply, 512<<20)
-	o.MaxDepth = cmp.Or(o.MaxDepth, 128)
-	o.MaxElements = cmp.Or(o.MaxElements, 1<<24)
 	m := &o.Maintenance
-	m.RelaxedTimeout = cmp.Or(m.RelaxedTimeout, 10*time.Second)
-	base := m.RelaxedTimeout
+	base := cmp.Or(m.RelaxedTimeout, 10*time.Second)
+	m.RelaxedTimeout = base
 	if base < 0 { // relaxation is off: the longest window still comes from the default, and there is no tail
 		base, m.PostEventRelaxed = 10*time.Second, -1
 	}
-	m.RelaxedWindowMax = cmp.Or(m.RelaxedWindowMax, 3*base)
-	m.PostEventRelaxed = cmp.Or(m.PostEventRelaxed, 2*base)
+	m.RelaxedWindowMax, m.PostEventRelaxed = cmp.Or(m.RelaxedWindowMax, 3*base), cmp.Or(m.PostEventRelaxed, 2*base)
 	m.HoldCap = cmp.Or(m.HoldCap, 50*time.Millisecond)
-	if min(o.DialTimeout, m.RelaxedWindowMax) < 0 || min(o.Conns, o.MaxBacklog, o.MaxBacklogBytes, o.MaxInFlight, o.MaxReply, o.MaxDepth, o.MaxElements, o.DB) < 0 {
-		return o, errors.New("baton: options: a bound is negative")
-	}
-	if o.Backlog > FailFast || m.Mode > Disabled || m.EndpointType > EndpointNone {
-		return o, errors.New("baton: options: a policy, mode or endpoint type that does not exist")
-	}
-	switch o.Network {
-	case "unix":
-		if o.Addr == "" {
-			return o, errors.New("baton: options: a unix socket needs a path")
-		}
-		return o, nil
-	case "", "tcp":
-		o.Network = "tcp"
-	default:
-		return o, fmt.Errorf("baton: options: network %q is neither tcp nor unix", o.Network)
-	}
+	o.Network = cmp.Or(o.Network, "tcp")
 	host, port := splitEndpoint(cmp.Or(o.Addr, "127.0.0.1"))
-	if host == "" {
+	switch {
+	case o.DialTimeout < 0 || m.RelaxedWindowMax < 0 || o.DB < 0:
+		return o, errors.New("baton: options: DialTimeout, RelaxedWindowMax or DB is negative")
+	case o.Backlog > FailFast || m.Mode > Disabled || m.EndpointType > EndpointNone:
+		return o, errors.New("baton: options: a policy, mode or endpoint type that does not exist")
+	case o.Network == "unix" && o.Addr != "":
+		return o, nil
+	case o.Network == "unix":
+		return o, errors.New("baton: options: a unix socket needs a path")
+	case o.Network != "tcp":
+		return o, fmt.Errorf("baton: options: network %q is neither tcp nor unix", o.Network)
+	case host == "":
 		return o, fmt.Errorf("baton: options: address %q is not host:port", o.Addr)
 	}
 	o.Addr = net.JoinHostPort(host, cmp.Or(port, "6379"))
 	return o, nil
 }
 
-// splitEndpoint splits at the last colon: IPv6 comes with or without brackets, the port may be missing. The host
-// is empty if there is none, or if the port is not a number from 1 to 65535.
+// splitEndpoint splits at the last colon: IPv6 comes with or without brackets, the port may be missing. The host is empty if
+// there is none, or if the port is not a number from 1 to 65535.
 func splitEndpoint(addr string) (host, port string) {
 	if _, err := netip.ParseAddr(strings.Trim(addr, "[]")); err == nil && (strings.HasPrefix(addr, "[") || !strings.Contains(addr, ":")) {
 		return strings.Trim(addr, "[]"), ""
@@ -265,13 +253,14 @@ var enumerations = map[reflect.Type][]string{
 // set sets the field of o, or of o.Maintenance, that name is in snake case.
 func (o *Options) set(name, text string) (err error) {
 	is := func(field string) bool { return strings.EqualFold(field, strings.ReplaceAll(name, "_", "")) }
-	v := reflect.ValueOf(o).Elem().FieldByNameFunc(is)
-	if m := reflect.ValueOf(&o.Maintenance).Elem().FieldByNameFunc(is); m.IsValid() {
-		v = m
+	v := reflect.ValueOf(&o.Maintenance).Elem().FieldByNameFunc(is)
+	if !v.IsValid() {
+		v = reflect.ValueOf(o).Elem().FieldByNameFunc(is)
 	}
 	if !v.IsValid() {
 		return errors.New("there is no such option")
 	}
+	names := enumerations[v.Type()]
 	switch p := v.Addr().Interface().(type) {
 	case *string:
 		*p = text
@@ -280,9 +269,9 @@ func (o *Options) set(name, text string) (err error) {
 	case *time.Duration:
 		*p, err = time.ParseDuration(text)
 	default:
-		i := slices.Index(enumerations[v.Type()], strings.ToLower(text))
+		i := slices.Index(names, strings.ToLower(text))
 		if i < 0 {
-			return fmt.Errorf("want one of %q", enumerations[v.Type()])
+			return fmt.Errorf("want one of %q", names)
 		}
 		v.SetUint(uint64(i))
 	}
@@ -290,24 +279,26 @@ func (o *Options) set(name, text string) (err error) {
 }
 
 // ParseURL reads options from redis://[user[:password]@]host[:port][/db][?option=value…], rediss:// (TLS) or
-// unix://[user[:password]@]/path[?db=n…]. The options are the fields of Options and Maintenance in snake case;
-// durations are written as in "1.5s". An error never repeats the URL, which may hold a password.
+// unix://[user[:password]@]/path[?db=n…]. The options are the fields of Options and Maintenance in snake case; durations are
+// written as in "1.5s". An error never repeats the URL, which may hold a password.
 func ParseURL(rawURL string) (Options, error) {
 	var o Options
 	u, err := url.Parse(rawURL)
 	if err != nil {
 		return o, errors.New("baton: URL: not well formed")
 	}
+	query, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return o, errors.New("baton: URL: the query is not well formed")
+	}
 	switch u.Scheme {
-	case "redis", "rediss":
+	case "rediss":
+		o.TLS = &tls.Config{}
+		fallthrough
+	case "redis":
 		o.Addr = u.Host
-		if u.Scheme == "rediss" {
-			o.TLS = &tls.Config{}
-		}
 		if db := strings.Trim(u.Path, "/"); db != "" {
-			if err := o.set("db", db); err != nil {
-				return o, fmt.Errorf("baton: URL: database: %w", err)
-			}
+			query["db"] = append(query["db"], db)
 		}
 	case "unix":
 		o.Network, o.Addr = "unix", u.Path
@@ -316,10 +307,6 @@ func ParseURL(rawURL string) (Options, error) {
 	}
 	o.Username = u.User.Username()
 	o.Password, _ = u.User.Password()
-	query, err := url.ParseQuery(u.RawQuery)
-	if err != nil {
-		return o, errors.New("baton: URL: the query is not well formed")
-	}
 	for name, values := range query {
 		if err := o.set(name, values[len(values)-1]); err != nil {
 			return o, fmt.Errorf("baton: URL: option %q: %w", name, err)
@@ -329,27 +316,27 @@ func ParseURL(rawURL string) (Options, error) {
 	return o, err
 }
 
-// within runs what a user supplied on a goroutine of its own, and waits for it no longer than ctx. A result that
-// comes too late is given to drop. So code that blocks for ever costs its own goroutine, and nothing else.
+// within runs what a user supplied on a goroutine of its own, and waits for it no longer than ctx. A result that comes too late
+// is given to drop. So code that blocks for ever costs its own goroutine, and nothing else.
 func within[T any](ctx context.Context, f func() (T, error), drop func(T)) (T, error) {
-	type result struct {
-		v   T
-		err error
-	}
-	results := make(chan result, 1)
+	var v T
+	var err error
+	over, left := make(chan struct{}), make(chan struct{})
 	go func() {
-		v, err := f()
-		results <- result{v, err}
+		v, err = f()
+		select {
+		case over <- struct{}{}:
+		case <-left:
+			if err == nil {
+				drop(v)
+			}
+		}
 	}()
 	select {
-	case r := <-results:
-		return r.v, r.err
+	case <-over:
+		return v, err
 	case <-ctx.Done():
-		go func() {
-			if r := <-results; r.err == nil && drop != nil {
-				drop(r.v)
-			}
-		}()
+		close(left)
 		var none T
 		return none, ctx.Err()
 	}
@@ -357,11 +344,11 @@ func within[T any](ctx context.Context, f func() (T, error), drop func(T)) (T, e
 
 // connOwner is what a connection needs of its bridge. All but pushed are called under the bridge's lock.
 type connOwner interface {
-	topUpLocked(c *conn)                  // before a write: move what may go from the backlog to c
-	answeredLocked(c *conn, replies int)  // so many replies were taken from c; its queue may be empty now
-	unsentLocked(c *conn, chain *message) // writing to c has ended; of these not a byte was sent, and they are the bridge's again
-	endedLocked(c *conn, cut int)         // reading has ended too; so many commands are cut off
-	pushed(c *conn, push Reply)           // c read a push frame; it runs on the reader, without the lock
+	topUpLocked(c *conn)                     // before a write: move what may go from the backlog to c
+	answeredLocked(c *conn, replies int)     // so many replies were taken from c; its queue may be empty now
+	unsentLocked(c *conn, unsent []*message) // writing to c has ended; of these not a byte was sent, and they are the bridge's again
+	endedLocked(c *conn, cut int)            // reading has ended too; so many commands are cut off
+	pushed(c *conn, push Reply)              // c read a push frame; it runs on the reader, without the lock
 }
 
 // conn is one physical connection. Its life:
@@ -378,7 +365,6 @@ type conn struct {
 	addr     string   // as dialled
 	remote   string   // as connected, where it can be told
 	attempt  uint64   // the number that the dial took when it began
-	named    bool     // addr was the announced successor
 	protocol int      // 2 or 3
 	optedIn  bool     // notifications were asked for and granted
 	early    []Reply  // pushes that came in the handshake
@@ -389,15 +375,15 @@ type conn struct {
 	// Guarded by mu.
 	inFlight               queue
 	out                    outBuffer
-	given, taken, accepted int64 // bytes: put into out since the beginning, taken out to be written, accepted by the socket
-	writing                bool  // somebody writes what was taken
-	awake                  bool  // the flusher was kicked and has not gone back to sleep
-	busy                   int   // a decayed peak of the commands in flight; tells a loaded connection from a quiet one
+	spare                  []byte // memory for the next out-buffer
+	given, taken, accepted int64  // bytes: put into out since the beginning, taken out to be written, accepted by the socket
+	writing                bool   // somebody writes what was taken
+	awake                  bool   // the flusher was kicked and has not gone back to sleep
+	busy                   int    // a decayed peak of the commands in flight; tells a loaded connection from a quiet one
 	retired                bool
 	broken                 error
 	readDone, ended        bool
-	quietFrom              tick          // silence counts from here: a first command went out, or a write ended
-	told                   *notification // the MOVING with the highest number read before it was current
+	quietFrom              tick // silence counts from here: a first command went out, or a write ended
 
 	lastRead atomic.Int64 // the tick of the last byte; written by the reader
 
@@ -414,18 +400,11 @@ type delivery struct {
 	final, unattended bool
 }
 
-// outBuffer collects what is to be written. Small messages are copied, large ones are referred to.
+// outBuffer is what is to be written: copies of small messages, and large ones by reference. What was taken out is the
+// writer's until its write has returned.
 type outBuffer struct {
 	sealed [][]byte // what comes before tail
-	tail   []byte
-	spare  []byte // an earlier tail to use again
-	size   int
-}
-
-// chunk is what one write takes out. Its memory is the writer's until the write has returned.
-type chunk struct {
-	sealed [][]byte
-	tail   []byte
+	tail   []byte   // grows
 	size   int
 }
 
@@ -441,35 +420,22 @@ func (o *outBuffer) append(b []byte) {
 	o.sealed, o.tail = append(o.sealed, b), nil
 }
 
-func (o *outBuffer) take() chunk {
-	p := chunk{o.sealed, o.tail, o.size}
-	o.sealed, o.tail, o.spare, o.size = nil, o.spare[:0], nil, 0
-	return p
-}
-
-func (o *outBuffer) reuse(p chunk) {
-	if cap(p.tail) <= 4*maxCopy && o.spare == nil {
-		o.spare = p.tail[:0]
-	}
-}
-
-func (p chunk) writeTo(w io.Writer) (int, error) {
-	n, err := 0, error(nil)
-	if len(p.sealed) == 0 {
-		n, err = w.Write(p.tail)
+func (o outBuffer) writeTo(w io.Writer) (n int64, err error) {
+	if len(o.sealed) == 0 {
+		var short int
+		short, err = w.Write(o.tail)
+		n = int64(short)
 	} else {
-		buffers := net.Buffers(append(p.sealed, p.tail))
-		var n64 int64
-		n64, err = buffers.WriteTo(w)
-		n = int(n64)
+		buffers := net.Buffers(append(o.sealed, o.tail))
+		n, err = buffers.WriteTo(w)
 	}
-	if err == nil && n < p.size {
+	if err == nil && n < int64(o.size) {
 		err = io.ErrShortWrite
 	}
 	return n, err
 }
 
-// start hands a connection that is ready over to its bridge, under whose lock it is called.
+// startLocked hands a connection that is ready over to its bridge, under whose lock it is called.
 func (c *conn) startLocked(owner connOwner, mu *sync.Mutex) {
 	c.owner, c.mu, c.kick = owner, mu, make(chan struct{}, 1)
 	go c.read()
@@ -488,8 +454,8 @@ func (c *conn) enqueueLocked(m *message) {
 	c.inFlight.pushLocked(m, inFlight)
 }
 
-// roomLocked says whether m may go out now: within maxInFlight, and not behind more than one write's worth. Beyond
-// that work stands in the backlog, where it is bounded, and can still be given up.
+// roomLocked says whether m may go out now: within maxInFlight, and not behind more than one write's worth. Beyond that work
+// stands in the backlog, where it is bounded, and can still be given up.
 func (c *conn) roomLocked(m *message, maxInFlight int) bool {
 	return (c.inFlight.empty() || c.inFlight.commands+m.want <= maxInFlight) && (c.out.size == 0 || c.out.size+len(m.buf) <= maxCopy)
 }
@@ -504,41 +470,45 @@ func (c *conn) wakeLocked() {
 	}
 }
 
-// yieldFrom is how many commands in flight make a yield before a write pay: at 8 it costs a tenth, at 16 it gains a
-// fifth, at 512 it triples the throughput.
+// yieldFrom is how many commands in flight make a yield before a write pay: at 8 it costs a tenth, at 16 it gains a fifth, at
+// 512 it triples the throughput.
 const yieldFrom = 12
 
-// callerWrites is the most that a caller writes by itself: with nothing in flight the socket's buffer is empty, and
-// this fits any.
+// callerWrites is the most that a caller writes by itself: with nothing in flight the socket's buffer is empty, and this fits
+// any.
 const callerWrites = 4 << 10
 
-// departLocked sends out what was just enqueued. It says whether the caller is to do so itself, with write and
-// the chunk: when nothing else is in flight a goroutine's wake-up would be most of the latency.
-func (c *conn) departLocked() (chunk, bool) {
+// departLocked sends out what was just enqueued. It says whether the caller is to do so itself, with write and the chunk: when
+// nothing else is in flight a goroutine's wake-up would be most of the latency.
+func (c *conn) departLocked() (outBuffer, bool) {
 	if c.writing || c.awake {
-		return chunk{}, false // who is at it will look again
+		return outBuffer{}, false // who is at it will look again
 	}
 	if c.inFlight.head == c.inFlight.tail && c.out.size <= callerWrites {
 		return c.takeLocked(), true
 	}
 	c.wakeLocked()
-	return chunk{}, false
+	return outBuffer{}, false
 }
 
-func (c *conn) takeLocked() chunk {
+func (c *conn) takeLocked() outBuffer {
 	c.writing, c.taken = true, c.given
 	c.busy = max(c.inFlight.commands, c.busy-c.busy/8)
-	return c.out.take()
+	p := c.out
+	c.out, c.spare = outBuffer{tail: c.spare}, nil
+	return p
 }
 
-// write writes what was taken and settles what follows from it. A write is never interrupted by a deadline: a
-// partly written command would leave the stream in pieces.
-func (c *conn) write(p chunk) {
+// write writes what was taken and settles what follows from it. A write is never interrupted by a deadline: a partly written
+// command would leave the stream in pieces.
+func (c *conn) write(p outBuffer) {
 	n, err := p.writeTo(c.nc)
 	c.mu.Lock()
 	c.writing = false
-	c.accepted += int64(n)
-	c.out.reuse(p)
+	c.accepted += n
+	if cap(p.tail) <= 4*maxCopy {
+		c.spare = p.tail[:0]
+	}
 	c.quietFrom = now()
 	if err != nil {
 		c.breakLocked(fmt.Errorf("write: %w", err))
@@ -549,11 +519,11 @@ func (c *conn) write(p chunk) {
 	}
 	c.mu.Unlock()
 	if err != nil {
-		// Replies that have arrived can still be read after a reset or a broken pipe. A second is far more than
-		// reading what is there takes, and ends the wait for a peer that is gone.
+		// Replies that have arrived can still be read after a reset or a broken pipe. A second is far more than reading what is
+		// there takes, and ends the wait for a peer that is gone.
 		c.raw.SetReadDeadline(time.Now().Add(time.Second))
 	}
-	failChain(cut, &commandError{broken, true})
+	failAll(cut, &commandError{broken, true})
 }
 
 // flush is the flusher's goroutine, the only way out beside a lone caller. It ends when the connection is broken.
@@ -565,8 +535,8 @@ func (c *conn) flush() {
 	}
 }
 
-// flushOnce writes what there is to write, and says whether to look again. loaded is the flusher's own: whether at
-// its last write there was enough going on to be worth waiting for.
+// flushOnce writes what there is to write, and says whether to look again. loaded is the flusher's own: whether at its last
+// write there was enough going on to be worth waiting for.
 func (c *conn) flushOnce(loaded *bool) bool {
 	if *loaded {
 		runtime.Gosched() // callers that were just woken add their commands to this write instead of causing the next
@@ -586,7 +556,7 @@ func (c *conn) flushOnce(loaded *bool) bool {
 			c.awake = true
 		}
 		c.mu.Unlock()
-		failChain(cut, &commandError{broken, true})
+		failAll(cut, &commandError{broken, true})
 		if broken == errRetired {
 			c.raw.Close()
 		}
@@ -607,10 +577,10 @@ func (c *conn) breakLocked(cause error) {
 	}
 }
 
-// retireLocked ends new work on a connection that another has taken the place of, and returns what was not yet
-// taken to be written. Its reader goes on until nobody waits any more; then the flusher closes it.
-func (c *conn) retireLocked() (unsent *message) {
-	unsent = c.inFlight.cutLocked(c.firstFromLocked(c.taken))
+// retireLocked ends new work on a connection that another has taken the place of, and returns what was not yet taken to be
+// written. Its reader goes on until nobody waits any more; then the flusher closes it.
+func (c *conn) retireLocked() (unsent []*message) {
+	unsent = c.inFlight.cutLocked(c.firstFromLocked(c.taken), queued)
 	c.retired, c.given, c.out = true, c.taken, outBuffer{}
 	c.wakeLocked()
 	return unsent
@@ -625,21 +595,26 @@ func (c *conn) firstFromLocked(from int64) *message {
 	return first
 }
 
-// settleLocked does what is due of the end of a broken connection; it is called whenever something that the end
-// waits for has happened. When no write is under way any more, what the socket accepted no byte of goes back to
-// the bridge. When reading has ended as well, the rest is cut off: the caller fails it outside the lock.
-func (c *conn) settleLocked() (cut *message) {
+// settleLocked does what is due of the end of a broken connection; it is called whenever something that the end waits for has
+// happened. When no write is under way any more, what the socket accepted no byte of goes back to the bridge. When reading has
+// ended as well, the rest is cut off: the caller fails it outside the lock.
+func (c *conn) settleLocked() (cut []*message) {
 	if c.broken == nil || c.writing {
 		return nil
 	}
-	c.owner.unsentLocked(c, c.inFlight.cutLocked(c.firstFromLocked(c.accepted)))
+	c.owner.unsentLocked(c, c.inFlight.cutLocked(c.firstFromLocked(c.accepted), queued))
 	c.out = outBuffer{}
 	if !c.readDone || c.ended {
 		return nil
 	}
 	c.ended = true
-	cut = c.inFlight.cutLocked(c.inFlight.head)
-	c.owner.endedLocked(c, popChainLocked(cut))
+	cut, waited := c.inFlight.cutLocked(c.inFlight.head, popped), 0
+	for _, m := range cut {
+		if !m.abandoned {
+			waited += m.want
+		}
+	}
+	c.owner.endedLocked(c, waited)
 	return cut
 }
 
@@ -648,13 +623,11 @@ func (c *conn) read() {
 	err := c.readAll()
 	c.mu.Lock()
 	c.breakLocked(err)
-	c.mu.Unlock()
-	c.raw.Close() // a write under way ends, and settles
-	c.mu.Lock()
 	c.readDone = true
 	broken, cut := c.broken, c.settleLocked()
 	c.mu.Unlock()
-	failChain(cut, &commandError{broken, true})
+	c.raw.Close() // a write under way ends, and settles
+	failAll(cut, &commandError{broken, true})
 }
 
 func (c *conn) readAll() error {
@@ -689,9 +662,9 @@ func (c *conn) deliver() error {
 	}
 }
 
-// answer pops the messages that a run of replies completes, in one critical section, and completes them outside.
-// A reply that belongs to no message, or to one that was not even written, breaks the connection: whatever it
-// is, from here on no reply can be trusted to be its caller's.
+// answer pops the messages that a run of replies completes, in one critical section, and completes them outside. A reply that
+// belongs to no message, or to one that was not even written, breaks the connection: whatever it is, from here on no reply can
+// be trusted to be its caller's.
 func (c *conn) answer(run []frame) (err error) {
 	if len(run) == 0 {
 		return nil
@@ -723,8 +696,8 @@ func (c *conn) answer(run []frame) (err error) {
 	return err
 }
 
-// complete stores replies in their message, which the reader owns or, where more replies are to come, alone may
-// write; with the last one it hands the message to its caller.
+// complete stores replies in their message, which the reader owns or, where more replies are to come, alone may write; with the
+// last one it hands the message to its caller.
 func (c *conn) complete(d delivery, replies []frame) {
 	m := d.m
 	switch {
@@ -785,10 +758,16 @@ func (o *Options) connectResolved(ctx context.Context, addr string) (net.Conn, e
 	return nil, err
 }
 
-// dial makes a connection that is ready: its last handshake command, a PING, was answered. The whole of it must
-// be done when ctx ends. The error says which step failed, and wraps the cause.
-func (o *Options) dial(ctx context.Context, network, addr string) (*conn, error) {
-	username, password, err := o.credentials(ctx)
+// dial makes a connection that is ready: its last handshake command, a PING, was answered. The whole of it must be done when ctx
+// ends. The error says which step failed, and wraps the cause.
+func (o *Options) dial(ctx context.Context, network, addr string) (c *conn, err error) {
+	username, password := o.Username, o.Password
+	if o.Credentials != nil {
+		_, err = within(ctx, func() (none struct{}, err error) {
+			username, password, err = o.Credentials(ctx)
+			return none, err
+		}, func(struct{}) {})
+	}
 	if err != nil {
 		return nil, fmt.Errorf("baton: dial %s: credentials: %w", addr, err)
 	}
@@ -796,42 +775,29 @@ func (o *Options) dial(ctx context.Context, network, addr string) (*conn, error)
 	if err != nil {
 		return nil, fmt.Errorf("baton: dial %s: %w", addr, err)
 	}
-	c := &conn{nc: raw, raw: raw, addr: addr, dec: newDecoder(limits{o.MaxReply, o.MaxDepth, o.MaxElements})}
+	c = &conn{nc: raw, raw: raw, addr: addr, dec: newDecoder(limits{o.MaxReply, o.MaxDepth, o.MaxElements})}
 	if a := raw.RemoteAddr(); a != nil {
 		c.remote = a.String()
 	}
 	// Every read and write of the handshake ends when ctx does.
 	stop := context.AfterFunc(ctx, func() { raw.SetDeadline(time.Unix(1, 0)) })
-	step, err := o.handshake(ctx, c, username, password)
-	if !stop() && ctx.Err() != nil {
-		err = ctx.Err()
-	}
-	if err == nil {
+	err = o.handshake(ctx, c, username, password)
+	if !stop() {
+		err = fmt.Errorf("%w: %w", ctx.Err(), cmp.Or(err, io.ErrNoProgress))
+	} else if err == nil {
 		err = raw.SetDeadline(time.Time{})
 	}
 	if err != nil {
 		raw.Close()
-		return nil, fmt.Errorf("baton: dial %s: %s: %w", addr, step, err)
+		return nil, fmt.Errorf("baton: dial %s: %w", addr, err)
 	}
 	c.lastRead.Store(int64(now()))
 	return c, nil
 }
 
-func (o *Options) credentials(ctx context.Context) (username, password string, err error) {
-	if o.Credentials == nil {
-		return o.Username, o.Password, nil
-	}
-	pair, err := within(ctx, func() (p [2]string, err error) {
-		p[0], p[1], err = o.Credentials(ctx)
-		return p, err
-	}, nil)
-	return pair[0], pair[1], err
-}
-
-// handshake makes c ready, and says at which step it failed. Nothing unanswered stands before the opt-in, which
-// some proxies answer ahead of replies that are under way. The PING is behind it because it is what a server that
-// is still loading refuses: ready means PONG.
-func (o *Options) handshake(ctx context.Context, c *conn, username, password string) (step string, err error) {
+// handshake makes c ready. Nothing unanswered stands before the opt-in, which some proxies answer ahead of replies that are
+// under way. The PING is behind it because it is what a server that is still loading refuses: ready means PONG.
+func (o *Options) handshake(ctx context.Context, c *conn, username, password string) error {
 	if o.TLS != nil {
 		config := o.TLS.Clone()
 		if config.ServerName == "" {
@@ -840,48 +806,46 @@ func (o *Options) handshake(ctx context.Context, c *conn, username, password str
 		t := tls.Client(c.raw, config)
 		c.nc = t
 		if err := t.HandshakeContext(ctx); err != nil {
-			return "TLS handshake", err
+			return fmt.Errorf("TLS handshake: %w", err)
 		}
 	}
-	if step, err = o.hello(c, username, password); err != nil {
-		return step, err
+	if err := o.hello(c, username, password); err != nil {
+		return err
 	}
 	setup := [][]any{{"CLIENT", "SETINFO", "LIB-NAME", "baton"}, {"CLIENT", "SETINFO", "LIB-VER", libVersion}}
 	if o.DB != 0 {
 		setup = append(setup, []any{"SELECT", o.DB})
 	}
-	replies, err := c.exchange(setup...)
+	replies, err := c.exchange(setup...) // older servers know no SETINFO, and need not
+	if err == nil && o.DB != 0 {
+		err = replies[2].failureOf("SELECT")
+	}
 	if err != nil {
-		return "SETINFO", err
+		return err
 	}
-	if o.DB != 0 && replies[2].Err() != nil { // older servers know no SETINFO, and need not
-		return "SELECT", replies[2].Err()
-	}
-	last := [][]any{{"PING"}}
+	var optIn [][]any
 	if c.protocol == 3 && o.Maintenance.Mode != Disabled {
-		optIn := []any{"CLIENT", "MAINT_NOTIFICATIONS", "ON", "moving-endpoint-type", o.endpointType(c)}
-		last = [][]any{optIn, {"PING"}}
+		optIn = [][]any{{"CLIENT", "MAINT_NOTIFICATIONS", "ON", "moving-endpoint-type", o.endpointType(c)}}
 	}
-	if replies, err = c.exchange(last...); err != nil {
-		return "PING", err
+	if replies, err = c.exchange(append(optIn, []any{"PING"})...); err != nil {
+		return err
 	}
-	if len(last) == 2 {
-		c.optedIn = replies[0].Err() == nil
-		if err := replies[0].Err(); err != nil && o.Maintenance.Mode == Enabled {
-			return "CLIENT MAINT_NOTIFICATIONS", err
+	if optIn != nil {
+		err = replies[0].failureOf("CLIENT MAINT_NOTIFICATIONS")
+		if c.optedIn = err == nil; !c.optedIn && o.Maintenance.Mode == Enabled {
+			return err
 		}
 	}
-	pong := replies[len(replies)-1]
-	if text, err := pong.Text(); err != nil || text != "PONG" {
-		return "PING", cmp.Or(pong.Err(), fmt.Errorf("the answer is %q, not PONG", text))
+	pong := replies[len(optIn)]
+	if text, _ := pong.Text(); text != "PONG" {
+		return cmp.Or(pong.failureOf("PING"), fmt.Errorf("PING: the answer is %q, not PONG", text))
 	}
-	return "", nil
+	return nil
 }
 
-// hello authenticates and chooses the protocol, and says at which step it failed. A server or proxy that has no
-// HELLO, or does not let this user say it, is spoken to in protocol 2; wrong or missing credentials never fall back,
-// which would hide them.
-func (o *Options) hello(c *conn, username, password string) (step string, err error) {
+// hello authenticates and chooses the protocol. A server or proxy that has no HELLO, or does not let this user say it, is
+// spoken to in protocol 2; wrong or missing credentials never fall back, which would hide them.
+func (o *Options) hello(c *conn, username, password string) error {
 	hello := []any{"HELLO", "3"}
 	if username != "" || password != "" {
 		hello = append(hello, "AUTH", cmp.Or(username, "default"), password)
@@ -891,39 +855,34 @@ func (o *Options) hello(c *conn, username, password string) (step string, err er
 	}
 	replies, err := c.exchange(hello)
 	if err != nil {
-		return "HELLO", err
+		return err
 	}
 	var refusal *ServerError
 	if errors.As(replies[0].Err(), &refusal) {
-		switch {
-		case notReady(refusal), refusal.Code == "WRONGPASS", refusal.Code == "NOAUTH", o.Maintenance.Mode == Enabled:
-			return "HELLO", refusal
+		if notReady(refusal) || refusal.Code == "WRONGPASS" || refusal.Code == "NOAUTH" || o.Maintenance.Mode == Enabled {
+			return fmt.Errorf("HELLO: %w", refusal)
 		}
-		c.protocol = 2
 		return o.helloTwo(c, username, password)
 	}
 	answer, err := replies[0].Map()
-	if err != nil {
-		return "HELLO", fmt.Errorf("the answer is not a map: %w", err)
-	}
-	proto, err := answer["proto"].Int64()
-	if err != nil || proto != 2 && proto != 3 {
-		return "HELLO", errors.New("the answer names no protocol")
+	proto, bad := answer["proto"].Int64()
+	switch {
+	case err != nil || bad != nil || proto != 2 && proto != 3:
+		return fmt.Errorf("HELLO: the answer names no protocol: %w", cmp.Or(err, bad, ErrNull))
+	case proto == 2 && o.Maintenance.Mode == Enabled:
+		return errors.New("HELLO: the server speaks protocol 2 only, in which there are no notifications")
 	}
 	c.protocol = int(proto)
-	if proto != 3 && o.Maintenance.Mode == Enabled {
-		return "HELLO", errors.New("the server speaks protocol 2 only, in which there are no notifications")
-	}
-	return "", nil
+	return nil
 }
 
 // helloTwo does in protocol 2 what HELLO would have done.
-func (o *Options) helloTwo(c *conn, username, password string) (step string, err error) {
+func (o *Options) helloTwo(c *conn, username, password string) error {
+	c.protocol = 2
 	var commands [][]any
-	switch {
-	case username != "":
+	if username != "" {
 		commands = append(commands, []any{"AUTH", username, password})
-	case password != "":
+	} else if password != "" {
 		commands = append(commands, []any{"AUTH", password}) // servers before ACLs take no name
 	}
 	if o.ClientName != "" {
@@ -931,11 +890,22 @@ func (o *Options) helloTwo(c *conn, username, password string) (step string, err
 	}
 	for _, command := range commands {
 		replies, err := c.exchange(command)
-		if err = cmp.Or(err, replies[0].Err()); err != nil {
-			return command[0].(string), err
+		if err == nil {
+			err = replies[0].failureOf(command[0].(string))
+		}
+		if err != nil {
+			return err
 		}
 	}
-	return "", nil
+	return nil
+}
+
+// failureOf is why a command of the handshake was refused, if it was.
+func (r Reply) failureOf(command string) error {
+	if r.err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", command, r.err)
 }
 
 // notReady says of an error in a handshake that the server will be ready later.
@@ -944,55 +914,50 @@ func notReady(err error) bool {
 	return errors.As(err, &s) && (s.Code == "LOADING" || s.Code == "MASTERDOWN" || s.Code == "BUSY")
 }
 
-// exchange sends commands in one write and reads their replies, during the handshake. Pushes in between are kept
-// for the bridge: one can come in the segment of the opt-in's +OK.
-func (c *conn) exchange(commands ...[]any) ([]Reply, error) {
+// exchange sends commands in one write and reads their replies, during the handshake. Pushes in between are kept for the bridge:
+// one can come in the segment of the opt-in's +OK. An error of the connection is named after the last command.
+func (c *conn) exchange(commands ...[]any) (replies []Reply, err error) {
 	var out []byte
 	for _, command := range commands {
-		var err error
 		if out, err = appendCommand(out, command); err != nil {
 			return nil, err
 		}
 	}
-	replies := make([]Reply, 0, len(commands))
-	if _, err := c.nc.Write(out); err != nil {
-		return append(replies, failure(err)), err
-	}
-	for {
-		f, ok, err := c.dec.next()
-		switch {
-		case err != nil:
-			return append(replies, failure(err)), err
-		case ok && f.kind == KindPush:
-			if len(c.early) < 256 { // more than any server has to say; one that says more is not believed
-				c.early = append(c.early, c.dec.reply(f))
-			}
-		case ok:
-			if replies = append(replies, c.dec.reply(f)); len(replies) == len(commands) {
-				return replies, nil
-			}
-		default:
-			if n, err := c.dec.readFrom(c.nc); n == 0 && err != nil {
-				return append(replies, failure(err)), err
+	_, err = c.nc.Write(out)
+	for err == nil && len(replies) < len(commands) {
+		var f frame
+		var ok bool
+		switch f, ok, err = c.dec.next(); {
+		case ok && f.kind != KindPush:
+			replies = append(replies, c.dec.reply(f))
+		case ok && len(c.early) < 256: // more than any server has to say; one that says more is not believed
+			c.early = append(c.early, c.dec.reply(f))
+		case !ok && err == nil:
+			var n int
+			if n, err = c.dec.readFrom(c.nc); n > 0 {
+				err = nil // it comes again
 			}
 		}
 	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", commands[len(commands)-1][0], err)
+	}
+	return replies, nil
 }
 
-// endpointType is how c's server shall name a successor. Auto looks at the address of the live socket, where there
-// is one of the server itself; no name is looked up for it.
+// endpointType is how c's server shall name a successor. Auto looks at the address of the live socket, where there is one of the
+// server itself; no name is looked up for it.
 func (o *Options) endpointType(c *conn) string {
 	t := o.Maintenance.EndpointType
-	if t != EndpointAuto {
-		return endpointNames[t]
-	}
 	peer, err := netip.ParseAddrPort(c.remote)
-	if err != nil || o.Proxy != "" {
+	switch {
+	case t != EndpointAuto:
+		return endpointNames[t]
+	case err != nil || o.Proxy != "":
 		return endpointNames[EndpointNone]
 	}
 	t = EndpointExternalIP
-	ip := peer.Addr().Unmap()
-	if ip.IsPrivate() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || sharedSpace.Contains(ip) {
+	if ip := peer.Addr().Unmap(); ip.IsPrivate() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || sharedSpace.Contains(ip) {
 		t = EndpointInternalIP
 	}
 	if o.TLS != nil {

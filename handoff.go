@@ -1,8 +1,8 @@
 package baton
 
-// This file holds what the server announces and what follows from it by rule: reading notifications, the relaxed
-// windows, and the phases of a handoff as a pure machine: an event and a time go in, an action comes out. The bridge
-// feeds it under its lock and carries the actions out. Nothing here knows encoding, sockets, goroutines or the clock.
+// This file holds what the server announces and what follows from it by rule: reading notifications, the relaxed windows, and
+// the phases of a handoff as a pure machine: an event and a time go in, an action comes out. The bridge feeds it under its lock
+// and carries the actions out. Nothing here knows encoding, sockets, goroutines or the clock.
 
 import (
 	"math"
@@ -38,8 +38,8 @@ const (
 	windowKinds
 )
 
-// Frames as captured from Redis Enterprise 8: [type, seq, seconds, …] for openers except SMIGRATING, which has no
-// time; [type, seq, …] for closers. MOVING has its endpoint in the fourth place.
+// Frames as captured from Redis Enterprise 8: [type, seq, seconds, …] for openers except SMIGRATING, which has no time; [type,
+// seq, …] for closers. MOVING has its endpoint in the fourth place.
 var frames = map[string]notification{
 	"moving":       {name: "MOVING", kind: moving},
 	"migrating":    {name: "MIGRATING", kind: migrating},
@@ -50,8 +50,8 @@ var frames = map[string]notification{
 	"smigrated":    {name: "SMIGRATED", kind: slotMigrating, closes: true},
 }
 
-// parseNotification reads a push frame leniently: numbers may be strings, what is missing is missing, what is behind
-// is ignored. It says no to a push of another type.
+// parseNotification reads a push frame leniently: numbers may be strings, what is missing is missing, what is behind is
+// ignored. It says no to a push of another type.
 func parseNotification(push Reply) (n notification, ok bool) {
 	if n, ok = frames[push.pushName()]; !ok {
 		return n, false
@@ -88,8 +88,8 @@ func integer(elems []Reply, i int) (int64, bool) {
 	return v, err == nil
 }
 
-// usableEndpoint is an announced endpoint as it can be dialled, or nothing: placeholders ("?", "null", no port, port
-// 0) name nobody.
+// usableEndpoint is an announced endpoint as it can be dialled, or nothing: placeholders ("?", "null", no port, port 0) name
+// nobody.
 func usableEndpoint(text string) string {
 	host, port := splitEndpoint(strings.TrimSpace(text))
 	if host == "" || host == "?" || port == "" {
@@ -101,9 +101,9 @@ func usableEndpoint(text string) string {
 	return host + ":" + port
 }
 
-// relaxation is the relaxed windows of a client: while one is open, timeouts count as no less than the relaxed one.
-// It only loosens. Each kind of maintenance has a window of its own, counts those that opened it, and is over when as
-// many have closed it, or by itself. Its lock is taken after a bridge's and never held over anything else.
+// relaxation is the relaxed windows of a client: while one is open, timeouts count as no less than the relaxed one. It only
+// loosens. Each kind of maintenance has a window of its own, counts those that opened it, and is over when as many have closed
+// it, or by itself. Its lock is taken after a bridge's and never held over anything else.
 type relaxation struct {
 	m *Maintenance // resolved; read-only
 
@@ -121,8 +121,8 @@ type sighting struct {
 	at   tick
 }
 
-// observe takes note of a notification read at t. fresh: it is no copy of one that another connection has read;
-// opened and closed: what it did to its window.
+// observe takes note of a notification read at t. fresh: it is no copy of one that another connection has read; opened and
+// closed: what it did to its window.
 func (r *relaxation) observe(n *notification, t tick) (fresh, opened, closed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -164,8 +164,8 @@ func (r *relaxation) handedOff(t tick) {
 	r.tailLocked(t)
 }
 
-// effective is what timeout counts as at t: the looser of itself and the relaxed one. None, which is negative, is
-// the loosest of all and stays.
+// effective is what timeout counts as at t: the looser of itself and the relaxed one. None, which is negative, is the loosest
+// of all and stays.
 func (r *relaxation) effective(timeout time.Duration, t tick) time.Duration {
 	if timeout < 0 || timeout >= r.m.RelaxedTimeout {
 		return timeout

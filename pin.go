@@ -1,8 +1,8 @@
 package baton
 
-// This file holds where the next dial of a client goes: the announcement in force and its pin, and the back-off
-// between dials. Readers tell it of announcements and diallers ask it for targets, all under its one lock, which
-// is taken after a bridge's and held for a few comparisons. It must not know connections.
+// This file holds where the next dial of a client goes: the announcement in force and its pin, and the back-off between dials.
+// Readers tell it of announcements and diallers ask it for targets, all under its one lock, which is taken after a bridge's and
+// held for a few comparisons. It must not know connections.
 
 import (
 	"math/rand/v2"
@@ -23,8 +23,8 @@ type announcement struct {
 func (a *announcement) deadline() tick { return a.received.add(a.window) }
 func (a *announcement) half() tick     { return a.received.add(a.window / 2) }
 
-// pin is the newest announcement. It is remembered, and is told from its copies, until one dial after its
-// deadline; its successor is what every dial of the client goes to until the deadline.
+// pin is the newest announcement. It is remembered, and is told from its copies, until one dial after its deadline; its
+// successor is what every dial of the client goes to until the deadline.
 type pin struct {
 	grace time.Duration // what one dial may take; set before use
 
@@ -44,10 +44,10 @@ func (p *pin) rememberedLocked(t tick) bool {
 	return p.a.number != 0 && t < p.a.deadline().add(p.grace)
 }
 
-// announce tells the pin of a MOVING and returns the announcement in force. A number above the remembered one is a
-// new announcement and takes its place, with a number that take gives. The same, a lower or no number is a copy:
-// it moves nothing. Sequence numbers are compared only while the announcement is remembered, so a server whose
-// counter restarts is believed again afterwards.
+// announce tells the pin of a MOVING and returns the announcement in force. A number above the remembered one is a new
+// announcement and takes its place, with a number that take gives. The same, a lower or no number is a copy: it moves nothing.
+// Sequence numbers are compared only while the announcement is remembered, so a server whose counter restarts is believed again
+// afterwards.
 func (p *pin) announce(n *notification, t tick, take func() uint64) announcement {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -59,17 +59,17 @@ func (p *pin) announce(n *notification, t tick, take func() uint64) announcement
 	return p.a
 }
 
-// target is where a dial that begins at t goes: the successor in force, or the configured address. From half of the
-// window on a successor that keeps failing and the configured address take turns. The deadline ends the pin, but
-// not before one whole dial of the successor was tried.
-func (p *pin) target(t tick, failures int, configured string) (addr string, a announcement) {
+// target is where a dial that begins at t goes: the successor of announcement number, or, with number 0, the configured address. From half of the window on a
+// successor that keeps failing and the configured address take turns. The deadline ends the pin, but not before one whole dial
+// of the successor was tried.
+func (p *pin) target(t tick, failures int, configured string) (addr string, number uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	inForce := p.a.successor != "" && (t < p.a.deadline() || !p.tried)
+	inForce := p.a.successor != "" && (t < p.a.deadline() || !p.tried && p.rememberedLocked(t))
 	if !inForce || p.tried && t >= p.a.half() && failures%2 == 1 {
-		return configured, announcement{}
+		return configured, 0
 	}
-	return p.a.successor, p.a
+	return p.a.successor, p.a.number
 }
 
 // attempted records that a whole dial of announcement number's successor has ended.
@@ -88,8 +88,8 @@ func (p *pin) refuse(number uint64) {
 	}
 }
 
-// backoff is how long to wait before the next dial after so many failures in a row: 50 ms, doubling to 1 s, less up
-// to a quarter, so that the clients of one server do not come back in step.
+// backoff is how long to wait before the next dial after so many failures in a row: 50 ms, doubling to 1 s, less up to a
+// quarter, so that the clients of one server do not come back in step.
 func backoff(failures int) time.Duration {
 	if failures == 0 {
 		return 0
@@ -98,8 +98,8 @@ func backoff(failures int) time.Duration {
 	return d - rand.N(d/4)
 }
 
-// jitter is how long a bridge waits before it dials what was announced: a random part of a tenth of the window, at
-// most a second, so that the clients of one node do not reach its successor all at once.
+// jitter is how long a bridge waits before it dials what was announced: a random part of a tenth of the window, at most a
+// second, so that the clients of one node do not reach its successor all at once.
 func jitter(window time.Duration) time.Duration {
 	if most := min(window/10, time.Second); most > 0 {
 		return rand.N(most)

@@ -441,7 +441,7 @@ func (d *decoder) item(at int) (it item, ok bool) {
 		it.text, ok = line, bytes.IndexByte(line, '\r') < 0
 	case '(':
 		sign := bytes.TrimRight(line, "0123456789")
-		it.text, ok = line, len(sign) < len(line) && strings.Contains("+-", string(sign))
+		it.text, ok = line, len(sign) < len(line) && slices.Contains([]string{"", "-", "+"}, string(sign))
 	case ':':
 		it.n, ok = parseInt(line)
 	case ',':

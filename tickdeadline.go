@@ -1,24 +1,24 @@
 package baton
 
-// This file holds TickDeadline, the one deadline type of the maintenance code, and the clock it reads.
-// It runs on whichever goroutine calls it and takes no lock. It knows no timers and no goroutines: who
-// needs to act when a deadline passes looks at it, or arms a timer of its own.
+// This file holds TickDeadline, the one deadline type of the maintenance code, and the clock it reads. It runs on whichever
+// goroutine calls it and takes no lock. It knows no timers and no goroutines: who needs to act when a deadline passes looks at
+// it, or arms a timer of its own.
 
 import (
 	"sync/atomic"
 	"time"
 )
 
-// tick is a moment of the monotonic clock in nanoseconds. A wall clock that is set back or forward moves
-// no tick. Differences are exact; the value itself means nothing outside this process.
+// tick is a moment of the monotonic clock in nanoseconds. A wall clock that is set back or forward moves no tick. Differences
+// are exact; the value itself means nothing outside this process.
 type tick int64
 
-// origin keeps every tick positive, also where time stands before the process began, as in a bubble of
-// virtual time. 2^61 ns are 73 years, which leaves as much room above as below.
+// origin keeps every tick positive, also where time stands before the process began, as in a bubble of virtual time. 2^61 ns
+// are 73 years, which leaves as much room above as below.
 const origin = 1 << 61
 
-// maxSpan bounds every span that is added to a tick: a year is longer than any window that means
-// anything, and far from where the sum would overflow.
+// maxSpan bounds every span that is added to a tick: a year is longer than any window that means anything, and far from where
+// the sum would overflow.
 const maxSpan = 365 * 24 * time.Hour
 
 var epoch = time.Now()
@@ -37,18 +37,18 @@ func (t tick) until(u tick) time.Duration { return time.Duration(u - t) }
 // wall is t as a wall-clock time, for people and logs.
 func (t tick) wall() time.Time { return time.Now().Add(now().until(t)) }
 
-// TickDeadline is a moment on the monotonic clock that can be set, and moved later, but never earlier. The
-// zero TickDeadline is unset. Once passed it stays as the record of when it passed. All methods may be
-// called by any goroutine at any time; a TickDeadline must not be copied after its first use.
+// TickDeadline is a moment on the monotonic clock that can be set, and moved later, but never earlier. The zero TickDeadline is
+// unset. Once passed it stays as the record of when it passed. All methods may be called by any goroutine at any time; a
+// TickDeadline must not be copied after its first use.
 //
-// To end one early, its owner puts a fresh one in its place under the lock that guards the place: a
-// deadline that could be shortened would let a late decision undo a newer one.
+// To end one early, its owner puts a fresh one in its place under the lock that guards the place: a deadline that could be
+// shortened would let a late decision undo a newer one.
 type TickDeadline struct {
 	at atomic.Int64 // 0: unset
 }
 
-// Extend sets the deadline to span from now, unless it is later already. A span of zero or less is a
-// deadline that has passed; one of more than a year counts as a year.
+// Extend sets the deadline to span from now, unless it is later already. A span of zero or less is a deadline that has passed;
+// one of more than a year counts as a year.
 func (d *TickDeadline) Extend(span time.Duration) { d.extendTo(now().add(span)) }
 
 // extendTo sets the deadline to t, unless it is later already.

@@ -158,15 +158,7 @@ func (c *session) answer() {
 func (c *session) dispatch(args [][]byte) time.Duration {
 	c.reply, c.waiter = c.reply[:0], nil
 	name, cmd := resolve(args)
-	hooks := *c.srv.hooks.Load()
-	var h hook
-	if len(hooks) > 0 {
-		base, _, _ := strings.Cut(name, " ")
-		h = hooks[base]
-		if sub, ok := hooks[name]; ok {
-			h = sub
-		}
-	}
+	h := c.srv.hookFor(args)
 	switch {
 	case h.raw != "":
 		c.srv.count(name, cmd)
@@ -213,7 +205,7 @@ func (c *session) admit(name string, cmd *command, args [][]byte, deny bool) boo
 	case !c.authed && !cmd.has(beforeAuth):
 		c.error("NOAUTH Authentication required.")
 	case deny:
-		c.error("NOPERM this user has no permissions to run the '" + strings.ReplaceAll(name, " ", "|") + "' command")
+		c.reply = append(c.reply, noPermission(name)...)
 	case subscriber && !cmd.has(whileSubscribed):
 		c.error("ERR Can't execute '" + strings.ReplaceAll(name, " ", "|") +
 			"': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context")

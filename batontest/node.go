@@ -163,7 +163,7 @@ func (n *node) accept(nc net.Conn) bool {
 	if n.closed || n.refuse {
 		return false
 	}
-	p := &peer{node: n, id: n.site.ids.Add(1), raw: nc, nc: nc, gone: make(chan struct{}), proto: 2}
+	p := &peer{node: n, id: n.site.ids.Add(1), raw: nc, nc: nc, gone: make(chan struct{})}
 	p.sent.L = &p.mu
 	n.peers[p] = struct{}{}
 	if n.stall {
@@ -251,11 +251,27 @@ func (n *node) Move(successor string, window time.Duration) {
 	for _, p := range n.optedLocked() {
 		p.push(m.frame(p))
 	}
-	n.windows[m] = time.AfterFunc(window+n.cfg.closeAfter, func() {
+	n.windows[m] = time.AfterFunc(window+n.cfg.closeAfter, func() { n.endWindow(m) })
+}
+
+// endWindow closes what is connected, as a process does that sends its last bytes first; who does not read them is cut.
+func (n *node) endWindow(m *move) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return
+	}
+	closing := slices.Collect(maps.Keys(n.peers))
+	for _, p := range closing {
+		p.finish()
+	}
+	n.windows[m] = time.AfterFunc(lastBytes, func() {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		delete(n.windows, m)
-		n.killLocked(false)
+		for _, p := range closing {
+			p.kill(false)
+		}
 	})
 }
 
@@ -358,6 +374,24 @@ func (n *node) Delay(command string, d time.Duration) {
 // SetRespond has a command answered with these bytes, whatever it is, in place of carrying it out; "" ends that.
 func (n *node) SetRespond(command, raw string) {
 	n.setHook(command, func(h *hook) { h.raw = raw })
+}
+
+// hookFor returns the hook of a subcommand, else that of the command.
+func (n *node) hookFor(args [][]byte) hook {
+	hooks := *n.hooks.Load()
+	if len(hooks) == 0 {
+		return hook{}
+	}
+	name, _ := resolve(args)
+	if h, ok := hooks[name]; ok {
+		return h
+	}
+	base, _, _ := strings.Cut(name, " ")
+	return hooks[base]
+}
+
+func noPermission(name string) string {
+	return "-NOPERM this user has no permissions to run the '" + strings.ReplaceAll(name, " ", "|") + "' command\r\n"
 }
 
 func (n *node) setHook(command string, change func(*hook)) {
@@ -500,6 +534,7 @@ func (n *node) Close() {
 }
 
 const (
+	lastBytes  = 10 * time.Millisecond  // beyond the window, for what has been answered and not yet sent
 	inlineSend = 100 * time.Millisecond // how long the reading goroutine may be kept by a client that does not read
 	maxUnread  = 64 << 20               // bytes waiting for a client that does not read: beyond it the connection is reset
 	readSize   = 32 << 10
@@ -523,7 +558,6 @@ type peer struct {
 	buf   []byte // buf[r:w] was read and not yet parsed
 	r, w  int
 	ahead chan readResult // the read under way; nil: none
-	proto int             // for a relay, which only sees HELLO go by
 
 	mu       sync.Mutex
 	sent     sync.Cond // broadcast when sending has got on, or ended
@@ -535,6 +569,7 @@ type peer struct {
 	slow     bool   // an inline send met its deadline: until out is empty nobody sends inline
 	closing  bool   // close when out is empty
 	dead     bool
+	other    net.Conn  // closed with raw: a relay's connection to its target
 	total    int       // bytes sent; owned by who is sending
 	writeBy  time.Time // the write deadline in force; owned by who is sending
 }
@@ -575,12 +610,28 @@ func (p *peer) killLocked(reset bool) {
 		}
 	}
 	p.raw.Close()
+	if p.other != nil {
+		p.other.Close()
+	}
+}
+
+// closeWith has c closed when p ends.
+func (p *peer) closeWith(c net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.other = c
+	if p.dead {
+		c.Close()
+	}
 }
 
 // finish closes the connection when everything has been sent.
 func (p *peer) finish() {
 	p.mu.Lock()
 	p.closing = true
+	if !p.sending && len(p.out) == 0 && p.nc == p.raw {
+		p.killLocked(false)
+	}
 	p.mu.Unlock()
 	p.kick()
 }
@@ -609,6 +660,27 @@ func (p *peer) push(b []byte) {
 	}
 	p.mu.Unlock()
 	p.kick()
+}
+
+// pass appends bytes that end within a frame or at the end of one.
+func (p *peer) pass(b []byte, mid bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.writeLocked(b)
+	p.mid = mid
+	if !mid {
+		p.writeLocked(p.deferred)
+		p.deferred = p.deferred[:0]
+	}
+}
+
+// awaitSent returns when no more than so many bytes wait to be sent.
+func (p *peer) awaitSent(limit int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.out) > limit && !p.dead {
+		p.sent.Wait()
+	}
 }
 
 // kick has a goroutine of its own send what waits.
