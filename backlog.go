@@ -72,13 +72,16 @@ type message struct {
 	err     error
 
 	signals chan signal // of capacity two, so that neither of the two that are ever sent can block
+	pool    *sync.Pool  // where it goes when it is recycled
 }
 
-var messages = sync.Pool{New: func() any { return &message{signals: make(chan signal, 2)} }}
-
-// newMessage takes a message for want replies from the pool.
-func newMessage(want int) *message {
-	m := messages.Get().(*message)
+// newMessage takes a message for want replies from a client's pool. Each client has its own: a channel that was made in one bubble of
+// virtual time must not be used in another.
+func newMessage(pool *sync.Pool, want int) *message {
+	m, ok := pool.Get().(*message)
+	if !ok {
+		m = &message{pool: pool, signals: make(chan signal, 2)}
+	}
 	m.want = want
 	return m
 }
@@ -89,12 +92,12 @@ func (m *message) recycle() {
 	for len(m.signals) > 0 {
 		<-m.signals
 	}
-	buf, signals := m.buf[:0], m.signals
+	buf := m.buf[:0]
 	if cap(buf) > maxCopy {
 		buf = nil
 	}
-	*m = message{buf: buf, signals: signals}
-	messages.Put(m)
+	*m = message{buf: buf, signals: m.signals, pool: m.pool}
+	m.pool.Put(m)
 }
 
 // finish completes a popped message, handing it to its caller. The caller may recycle it at once: nothing of m may be touched

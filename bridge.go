@@ -40,6 +40,8 @@ type Client struct {
 	lost    atomic.Uint64 // events nobody had room for
 	pin     pin
 	relax   relaxation
+
+	messages sync.Pool // of *message
 	idle    chan struct{} // of capacity one: while shutting down, something became idle
 }
 
@@ -126,7 +128,7 @@ func (c *Client) dial(ctx context.Context, attempt uint64, failures int) (*conn,
 // Do sends one command and waits for its reply. Arguments are strings, byte slices, integers, floats and booleans; anything else
 // is an error and nothing is sent. The error, if any, is in the reply. When ctx ends, Do returns at once.
 func (c *Client) Do(ctx context.Context, args ...any) Reply {
-	m := newMessage(1)
+	m := newMessage(&c.messages, 1)
 	own, err := c.send(ctx, m, args)
 	if !own {
 		return failure(err)
@@ -142,7 +144,7 @@ func (c *Client) Do(ctx context.Context, args ...any) Reply {
 // DoAppend sends one command whose reply is a string and appends it to dst, without allocating if dst has room. After an error
 // dst is returned as it was. baton does not touch dst once DoAppend has returned.
 func (c *Client) DoAppend(ctx context.Context, dst []byte, args ...any) ([]byte, error) {
-	m := newMessage(1)
+	m := newMessage(&c.messages, 1)
 	m.appending, m.dst = true, dst
 	own, err := c.send(ctx, m, args)
 	if !own {
@@ -217,7 +219,7 @@ func (c *Client) DoBatch(ctx context.Context, b *Batch) ([]Reply, error) {
 	if b.err != nil || b.n == 0 {
 		return nil, b.err
 	}
-	m := newMessage(b.n)
+	m := newMessage(&c.messages, b.n)
 	m.buf = append(m.buf, b.buf...)
 	m.replies = make([]Reply, b.n)
 	own, err := c.run(ctx, m)
@@ -952,7 +954,7 @@ func (b *bridge) keepAliveLocked(t tick) (outBuffer, bool) {
 		b.armLocked(max(due, t.add(every/4)))
 		return outBuffer{}, false
 	}
-	m := newMessage(1)
+	m := newMessage(&b.c.messages, 1)
 	m.buf, _ = appendCommand(m.buf, []any{"PING"})
 	m.start, m.abandoned = t, true
 	b.writeLocked(c, m)

@@ -227,20 +227,27 @@ func (o Options) resolved() (Options, error) {
 }
 
 // splitEndpoint splits at the last colon: IPv6 comes with or without brackets, the port may be missing. The host is empty if
-// there is none, or if the port is not a number from 1 to 65535.
+// there is none, if it is half an IPv6 address, or if the port is not a number from 1 to 65535.
 func splitEndpoint(addr string) (host, port string) {
-	if _, err := netip.ParseAddr(strings.Trim(addr, "[]")); err == nil && (strings.HasPrefix(addr, "[") || !strings.Contains(addr, ":")) {
-		return strings.Trim(addr, "[]"), ""
+	unbracket := func(s string) (string, bool) {
+		inner, ok := strings.CutPrefix(s, "[")
+		return strings.TrimSuffix(inner, "]"), ok && strings.HasSuffix(inner, "]")
+	}
+	if host, ok := unbracket(addr); ok {
+		return host, ""
 	}
 	i := strings.LastIndexByte(addr, ':')
 	if i < 0 {
 		return addr, ""
 	}
-	host, port = strings.TrimSuffix(strings.TrimPrefix(addr[:i], "["), "]"), addr[i+1:]
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+	host, _ = unbracket(addr[:i])
+	if _, err := netip.ParseAddr(host); err != nil && strings.Contains(host, ":") {
 		return "", ""
 	}
-	return host, port
+	if n, err := strconv.ParseUint(addr[i+1:], 10, 16); err != nil || n == 0 {
+		return "", ""
+	}
+	return host, addr[i+1:]
 }
 
 // enumerations are the names of their values, as a URL writes them.
@@ -250,32 +257,37 @@ var enumerations = map[reflect.Type][]string{
 	reflect.TypeFor[EndpointType]():  endpointNames[:],
 }
 
-// set sets the field of o, or of o.Maintenance, that name is in snake case.
-func (o *Options) set(name, text string) (err error) {
+// set sets the field of o, or of o.Maintenance, that name is in snake case. Its errors do not repeat what they are about.
+func (o *Options) set(name, text string) error {
 	is := func(field string) bool { return strings.EqualFold(field, strings.ReplaceAll(name, "_", "")) }
 	v := reflect.ValueOf(&o.Maintenance).Elem().FieldByNameFunc(is)
 	if !v.IsValid() {
 		v = reflect.ValueOf(o).Elem().FieldByNameFunc(is)
 	}
 	if !v.IsValid() {
-		return errors.New("there is no such option")
+		return errors.New("an option that does not exist")
 	}
-	names := enumerations[v.Type()]
 	switch p := v.Addr().Interface().(type) {
 	case *string:
 		*p = text
 	case *int:
-		*p, err = strconv.Atoi(text)
+		n, err := strconv.Atoi(text)
+		if *p = n; err != nil {
+			return fmt.Errorf("%s is not a number", name)
+		}
 	case *time.Duration:
-		*p, err = time.ParseDuration(text)
+		d, err := time.ParseDuration(text)
+		if *p = d; err != nil {
+			return fmt.Errorf("%s is not a duration, such as 1.5s", name)
+		}
 	default:
-		i := slices.Index(names, strings.ToLower(text))
+		i := slices.Index(enumerations[v.Type()], strings.ToLower(text))
 		if i < 0 {
-			return fmt.Errorf("want one of %q", names)
+			return fmt.Errorf("%s is none of %q", name, enumerations[v.Type()])
 		}
 		v.SetUint(uint64(i))
 	}
-	return err
+	return nil
 }
 
 // ParseURL reads options from redis://[user[:password]@]host[:port][/db][?option=value…], rediss:// (TLS) or
@@ -309,8 +321,11 @@ func ParseURL(rawURL string) (Options, error) {
 	o.Password, _ = u.User.Password()
 	for name, values := range query {
 		if err := o.set(name, values[len(values)-1]); err != nil {
-			return o, fmt.Errorf("baton: URL: option %q: %w", name, err)
+			return o, fmt.Errorf("baton: URL: %w", err)
 		}
+	}
+	if host, _ := splitEndpoint(u.Host); host == "" && u.Host != "" || u.Scheme == "unix" && u.Host != "" {
+		return o, errors.New("baton: URL: the address is not host:port, or not one path")
 	}
 	_, err = o.resolved()
 	return o, err
@@ -368,6 +383,7 @@ type conn struct {
 	protocol int      // 2 or 3
 	optedIn  bool     // notifications were asked for and granted
 	early    []Reply  // pushes that came in the handshake
+	secret   string   // the password, which servers repeat in some errors
 	owner    connOwner
 	mu       *sync.Mutex // the bridge's
 	kick     chan struct{}
@@ -775,7 +791,7 @@ func (o *Options) dial(ctx context.Context, network, addr string) (c *conn, err 
 	if err != nil {
 		return nil, fmt.Errorf("baton: dial %s: %w", addr, err)
 	}
-	c = &conn{nc: raw, raw: raw, addr: addr, dec: newDecoder(limits{o.MaxReply, o.MaxDepth, o.MaxElements})}
+	c = &conn{nc: raw, raw: raw, addr: addr, secret: password, dec: newDecoder(limits{o.MaxReply, o.MaxDepth, o.MaxElements})}
 	if a := raw.RemoteAddr(); a != nil {
 		c.remote = a.String()
 	}
@@ -791,6 +807,7 @@ func (o *Options) dial(ctx context.Context, network, addr string) (c *conn, err 
 		raw.Close()
 		return nil, fmt.Errorf("baton: dial %s: %w", addr, err)
 	}
+	c.secret = ""
 	c.lastRead.Store(int64(now()))
 	return c, nil
 }
@@ -859,10 +876,11 @@ func (o *Options) hello(c *conn, username, password string) error {
 	}
 	var refusal *ServerError
 	if errors.As(replies[0].Err(), &refusal) {
-		if notReady(refusal) || refusal.Code == "WRONGPASS" || refusal.Code == "NOAUTH" || o.Maintenance.Mode == Enabled {
-			return fmt.Errorf("HELLO: %w", refusal)
+		unknown := refusal.Code == "NOPERM" || refusal.Code == "NOPROTO" || strings.Contains(refusal.Message, "unknown command")
+		if unknown && o.Maintenance.Mode != Enabled {
+			return o.helloTwo(c, username, password)
 		}
-		return o.helloTwo(c, username, password)
+		return fmt.Errorf("HELLO: %w", refusal)
 	}
 	answer, err := replies[0].Map()
 	proto, bad := answer["proto"].Int64()
@@ -924,25 +942,40 @@ func (c *conn) exchange(commands ...[]any) (replies []Reply, err error) {
 		}
 	}
 	_, err = c.nc.Write(out)
-	for err == nil && len(replies) < len(commands) {
-		var f frame
-		var ok bool
-		switch f, ok, err = c.dec.next(); {
-		case ok && f.kind != KindPush:
-			replies = append(replies, c.dec.reply(f))
-		case ok && len(c.early) < 256: // more than any server has to say; one that says more is not believed
+	for err == nil {
+		f, ok, bad := c.dec.next()
+		switch {
+		case ok && f.kind == KindPush && len(c.early) < 256: // more than any server has to say; one that says more is not believed
 			c.early = append(c.early, c.dec.reply(f))
-		case !ok && err == nil:
-			var n int
+		case ok && f.kind == KindPush:
+		case ok && len(replies) < len(commands):
+			replies = append(replies, c.dec.reply(f))
+		case ok:
+			err = errors.New("a reply that no command asked for")
+		case bad != nil || len(replies) == len(commands):
+			err = bad
+			if err == nil {
+				return c.scrubbed(replies), nil
+			}
+		default:
+			n := 0
 			if n, err = c.dec.readFrom(c.nc); n > 0 {
 				err = nil // it comes again
 			}
 		}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", commands[len(commands)-1][0], err)
+	return nil, fmt.Errorf("%s: %w", commands[len(commands)-1][0], err)
+}
+
+// scrubbed is replies without the password: some servers repeat a command that they refuse.
+func (c *conn) scrubbed(replies []Reply) []Reply {
+	for _, r := range replies {
+		var s *ServerError
+		if errors.As(r.err, &s) && c.secret != "" {
+			s.Message = strings.ReplaceAll(s.Message, c.secret, "***")
+		}
 	}
-	return replies, nil
+	return replies
 }
 
 // endpointType is how c's server shall name a successor. Auto looks at the address of the live socket, where there is one of the

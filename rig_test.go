@@ -150,7 +150,9 @@ func (s *script) connect(o Options) (*Client, *peer) {
 	if o.Addr == "" {
 		o.Addr = "10.9.0.1:6379"
 	}
-	o.Dialer = s.dial
+	if o.Dialer == nil {
+		o.Dialer = s.dial
+	}
 	type result struct {
 		c   *Client
 		err error
@@ -321,4 +323,120 @@ func settled(t *testing.T, before int) {
 			t.Fatalf("%d goroutines are left, there were %d before:\n%s", runtime.NumGoroutine(), before, buf[:runtime.Stack(buf, true)])
 		}
 	}
+}
+
+// later runs f at once, on a goroutine of its own. What it returns waits for f's result.
+func later[T any](f func() T) (result func() T) {
+	results := make(chan T, 1)
+	go func() { results <- f() }()
+	return func() T { return <-results }
+}
+
+// dialer is the type of Options.Dialer.
+type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// through is a dialer whose connections are as wrap makes them.
+func through(dial dialer, wrap func(net.Conn) net.Conn) dialer {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		nc, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return wrap(nc), nil
+	}
+}
+
+// attend has f handle every connection that is dialled, each on a goroutine of its own, until the test ends.
+func (s *script) attend(f func(p *peer)) {
+	over := make(chan struct{})
+	s.t.Cleanup(func() { close(over) })
+	go func() {
+		for {
+			select {
+			case p := <-s.peers:
+				go f(p)
+			case <-over:
+				return
+			}
+		}
+	}()
+}
+
+// serve says to each command what answer returns, until the connection ends.
+func (p *peer) serve(answer func(command string) string) {
+	for command := p.command(); command != ""; command = p.command() {
+		switch raw := answer(command); raw {
+		case hangUp:
+			p.Close()
+		default:
+			p.says(raw)
+		}
+	}
+}
+
+// hangUp as an answer closes the connection.
+const hangUp = "\x00"
+
+// answers are what a server says to the commands that begin with a key; of several keys the longest counts. To all others
+// it says what Redis 8 with notifications does: see (answers).to.
+type answers map[string]string
+
+func (a answers) to(command string) string {
+	key, found := "", false
+	for k := range a {
+		if strings.HasPrefix(command, k) && len(k) >= len(key) {
+			key, found = k, true
+		}
+	}
+	name, argument, _ := strings.Cut(command, " ")
+	switch {
+	case found:
+		return a[key]
+	case name == "HELLO":
+		return helloThree
+	case name == "PING":
+		return "+PONG\r\n"
+	case name == "ECHO":
+		return fmt.Sprintf("$%d\r\n%s\r\n", len(argument), argument)
+	}
+	return "+OK\r\n"
+}
+
+const helloThree = "%3\r\n+server\r\n+redis\r\n+version\r\n+8.0.0\r\n+proto\r\n:3\r\n"
+
+// recorder is a connection that remembers what was written to it, write by write.
+type recorder struct {
+	net.Conn
+	mu     sync.Mutex
+	writes []string
+}
+
+func (r *recorder) Write(b []byte) (int, error) {
+	r.mu.Lock()
+	r.writes = append(r.writes, commandsIn(b))
+	r.mu.Unlock()
+	return r.Conn.Write(b)
+}
+
+func (r *recorder) written() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.writes)
+}
+
+// commandsIn are the commands in b, their words joined by spaces, the commands by " | ".
+func commandsIn(b []byte) string {
+	var commands []string
+	for lines := strings.Split(string(b), "\r\n"); len(lines) > 1; {
+		n, err := strconv.Atoi(strings.TrimPrefix(lines[0], "*"))
+		if err != nil || len(lines) < 1+2*n {
+			return fmt.Sprintf("%q", b)
+		}
+		var words []string
+		for i := range n {
+			words = append(words, lines[2+2*i])
+		}
+		commands, lines = append(commands, strings.Join(words, " ")), lines[1+2*n:]
+	}
+	return strings.Join(commands, " | ")
 }

@@ -32,7 +32,7 @@ func TestParseCommand(t *testing.T) {
 		case err != nil || n != len(tc.in) || fmt.Sprintf("%s", args) != tc.args:
 			t.Errorf("%q: %q, %d bytes, %v", tc.in, args, n, err)
 		}
-		for cut := range tc.in {
+		for cut := range min(len(tc.in), 100) {
 			if _, n, err := parseCommand(nil, []byte(tc.in[:cut])); n != 0 || err != nil && tc.problem == "" {
 				t.Errorf("%q: %d bytes, %v", tc.in[:cut], n, err)
 			}

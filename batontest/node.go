@@ -536,7 +536,6 @@ func (n *node) Close() {
 const (
 	lastBytes  = 10 * time.Millisecond  // beyond the window, for what has been answered and not yet sent
 	inlineSend = 100 * time.Millisecond // how long the reading goroutine may be kept by a client that does not read
-	maxUnread  = 64 << 20               // bytes waiting for a client that does not read: beyond it the connection is reset
 	readSize   = 32 << 10
 	maxAhead   = 1 << 20 // bytes read beyond a command that waits
 )
@@ -645,7 +644,7 @@ func (p *peer) write(b []byte) {
 
 func (p *peer) writeLocked(b []byte) {
 	p.out = append(p.out, b...)
-	if len(p.out) > maxUnread {
+	if len(p.out) > p.node.cfg.outputLimit {
 		p.killLocked(true)
 	}
 }

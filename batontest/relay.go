@@ -26,7 +26,7 @@ type Relay struct {
 // the path of a unix socket. It ends TLS itself and speaks plainly to the target. It panics if it cannot listen. While the
 // target cannot be reached, clients' connections are closed.
 func NewRelay(target string, opts ...Option) *Relay {
-	return newRelay(target, configure(config{}, opts), newSite())
+	return newRelay(target, configure(defaults, opts), newSite())
 }
 
 func newRelay(target string, c config, to *site) *Relay {

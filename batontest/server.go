@@ -48,6 +48,7 @@ type config struct {
 	refuseOptIn    string
 	protocol2      bool
 	dropAfter      int
+	outputLimit    int
 	chunk          int
 	refuse, stall  bool
 	closeAfter     time.Duration
@@ -89,6 +90,9 @@ func Protocol2() Option { return func(c *config) { c.protocol2 = true } }
 // DropAfter resets each connection when it has been sent n bytes.
 func DropAfter(n int) Option { return func(c *config) { c.dropAfter = n } }
 
+// OutputLimit resets a connection when more than n bytes wait for a client that does not read. The default is 64 MiB.
+func OutputLimit(n int) Option { return func(c *config) { c.outputLimit = n } }
+
 // Chunk delivers at most n bytes per Read of the client. On a socket the bytes are written in pieces of n, which the
 // network may join again.
 func Chunk(n int) Option { return func(c *config) { c.chunk = n } }
@@ -125,6 +129,8 @@ func Greeting(raw string) Option { return func(c *config) { c.greeting = raw } }
 // OnCommand calls f with each command, before it is carried out, on the goroutine of its connection. conn is what CLIENT ID returns.
 func OnCommand(f func(conn int, args []string)) Option { return func(c *config) { c.onCommand = f } }
 
+var defaults = config{outputLimit: 64 << 20}
+
 func configure(c config, opts []Option) config {
 	for _, o := range opts {
 		o(&c)
@@ -144,7 +150,7 @@ type Server struct {
 
 // NewServer starts a server, on 127.0.0.1 and a free port unless the options say otherwise. It panics if it cannot listen.
 func NewServer(opts ...Option) *Server {
-	return newServer(configure(config{}, opts), newSite(), newStore())
+	return newServer(configure(defaults, opts), newSite(), newStore())
 }
 
 func newServer(c config, to *site, st *store) *Server {

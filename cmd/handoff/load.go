@@ -157,7 +157,7 @@ func (w *worker) work() {
 			}
 		}
 		end := time.Since(w.l.began)
-		w.noted[belongsTo(began, w.l.stretch())].note(end - start)
+		w.noted[belongsTo(began, w.l.stretch())].note(end-start, end)
 		if err != nil {
 			w.fail(err)
 		}
@@ -239,12 +239,15 @@ type histogram struct {
 	buckets [32 * 32]uint32
 	count   uint64
 	max     time.Duration
+	maxAt   time.Duration // into the run: when that one ended
 }
 
-func (h *histogram) note(d time.Duration) {
+func (h *histogram) note(d, ended time.Duration) {
 	h.buckets[bucketOf(d)]++
 	h.count++
-	h.max = max(h.max, d)
+	if d > h.max {
+		h.max, h.maxAt = d, ended
+	}
 }
 
 // bucketOf: below 32 ns a bucket is a nanosecond; each doubling from there has 32 buckets. The last ends at 68 s.
@@ -265,7 +268,9 @@ func (h *histogram) add(other *histogram) {
 		h.buckets[i] += n
 	}
 	h.count += other.count
-	h.max = max(h.max, other.max)
+	if other.max > h.max {
+		h.max, h.maxAt = other.max, other.maxAt
+	}
 }
 
 // quantile is the duration that a fraction q of all do not exceed.

@@ -73,8 +73,8 @@ func (v *live) run() {
 	then := v.l.began
 	for {
 		select {
-		case t := <-ticker.C:
-			s := v.l.client.Stats()
+		case <-ticker.C:
+			s, t := v.l.client.Stats(), time.Now()
 			rate := float64(s.Answered-last.Answered) / t.Sub(then).Seconds()
 			fmt.Fprintf(v.out, form, fmt.Sprintf("%5.1f s  %9s commands/s  %5d in flight  %s",
 				t.Sub(v.l.began).Seconds(), group(uint64(rate)), s.InFlight+s.Backlog, phase(v.l.stretch(), s)))
@@ -195,7 +195,9 @@ func (v *verdict) write(out io.Writer) {
 	writeRow(out, "whole run", &v.whole)
 	fmt.Fprintln(out)
 	if !v.l.announced.IsZero() {
-		fmt.Fprintf(out, "longest stall: %.1f ms during the handoff, %.1f ms before it\n", v.MaxStallMS, v.MaxStallBeforeMS)
+		at := v.parts[during].maxAt - v.l.announced.Sub(v.l.began)
+		fmt.Fprintf(out, "longest stall: %.1f ms (it ended %.0f ms after the announcement); before the announcement %.1f ms\n",
+			v.MaxStallMS, millis(at), v.MaxStallBeforeMS)
 	}
 	if v.firstErr != nil {
 		fmt.Fprintf(out, "first error: %v\n", v.firstErr)

@@ -1,0 +1,236 @@
+package batontest
+
+import (
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// targets calls f with servers to relay to: one of this package, and a real one if there is one.
+func targets(t *testing.T, f func(t *testing.T, target string)) {
+	t.Run("batontest", func(t *testing.T) {
+		s := NewServer()
+		t.Cleanup(s.Close)
+		f(t, s.Addr())
+	})
+	t.Run("redis-server", func(t *testing.T) { f(t, realRedis(t)) })
+}
+
+func realRedis(t *testing.T) string {
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		t.Skip("no redis-server here")
+	}
+	sock := filepath.Join(t.TempDir(), "sock")
+	cmd := exec.Command("redis-server", "--port", "0", "--unixsocket", sock, "--save", "", "--appendonly", "no", "--dir", t.TempDir())
+	if err := cmd.Start(); err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	for range 500 {
+		if c, err := net.Dial("unix", sock); err == nil {
+			c.Close()
+			return sock
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatal("redis-server does not come up")
+	return ""
+}
+
+func newTestRelay(t *testing.T, target string, opts ...Option) *Relay {
+	r := NewRelay(target, opts...)
+	t.Cleanup(r.Close)
+	return r
+}
+
+func TestRelayPassesEverythingOn(t *testing.T) {
+	targets(t, func(t *testing.T, target string) {
+		r := newTestRelay(t, target)
+		c := dialTCP(t, r.Addr())
+		big := strings.Repeat("x", 3<<20)
+		c.ask("SET big "+big, "+OK\r\n")
+		c.ask("GET big", fmt.Sprintf("$%d\r\n%s\r\n", len(big), big))
+		io.WriteString(c, "PING\r\nPING inline\r\n*0\r\n")
+		c.hear("+PONG\r\n$6\r\ninline\r\n")
+		c.say("HELLO 3")
+		c.skip("*0\r\n")
+		c.ask("SUBSCRIBE a b", ">3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n>3\r\n$9\r\nsubscribe\r\n$1\r\nb\r\n:2\r\n")
+		c.ask("PING", "+PONG\r\n")
+		c.Write([]byte("*1\r\n:oops\r\n"))
+		c.hear("-ERR Protocol error: expected '$', got ':'\r\n")
+		c.ended(io.EOF)
+	})
+}
+
+func TestRelayAnswersTheOptInInItsTurn(t *testing.T) {
+	targets(t, func(t *testing.T, target string) {
+		r := newTestRelay(t, target)
+		c := dialTCP(t, r.Addr())
+		var want strings.Builder
+		c.say("HELLO 3")
+		for i := range 500 {
+			c.say(fmt.Sprintf("ECHO %d", i))
+			fmt.Fprintf(&want, "$%d\r\n%d\r\n", len(fmt.Sprint(i)), i)
+			if i%100 == 7 {
+				c.say(optIn)
+				want.WriteString("+OK\r\n")
+			}
+		}
+		c.skip("modules\r\n*0\r\n")
+		c.hear(want.String())
+		equal(t, "opted in", r.OptedIn(), 1)
+		c.ask("CLIENT MAINT_NOTIFICATIONS SIDEWAYS", "-ERR syntax error\r\n")
+		c.ask("CLIENT MAINT_NOTIFICATIONS OFF", "+OK\r\n")
+		equal(t, "opted in", r.OptedIn(), 0)
+	})
+}
+
+func TestRelayMoves(t *testing.T) {
+	targets(t, func(t *testing.T, target string) {
+		a := newTestRelay(t, target)
+		b := a.Sibling()
+		defer b.Close()
+		equal(t, "first number", a.NextSeq(), 0)
+		told, plain, elsewhere := dialTCP(t, a.Addr()).optIn(), dialTCP(t, a.Addr()), dialTCP(t, b.Addr()).optIn()
+		plain.ask("SET k v", "+OK\r\n")
+		a.Push("MIGRATED", a.NextSeq(), "[]")
+		migrated := ">3\r\n$8\r\nMIGRATED\r\n:1\r\n$2\r\n[]\r\n"
+		told.hear(migrated)
+		a.Move(b.Addr(), 100*time.Millisecond)
+		told.hear(moving(2, 1, b.Addr()))
+		late := dialTCP(t, a.Addr())
+		late.say("HELLO 3")
+		late.skip("*0\r\n")
+		late.ask(optIn, "+OK\r\n"+migrated+moving(2, 1, b.Addr()))
+		for _, c := range []*talker{told, plain, late} {
+			c.ended(io.EOF)
+		}
+		equal(t, "connections", a.Conns(), 0)
+		elsewhere.ask("GET k", "$1\r\nv\r\n")
+	})
+}
+
+func TestRelayFaults(t *testing.T) {
+	targets(t, func(t *testing.T, target string) {
+		r := newTestRelay(t, target, Deny("client setname"), Respond("time", "*0\r\n"))
+		c := dialTCP(t, r.Addr()).optIn()
+		start := time.Now()
+		r.Delay("incr", 50*time.Millisecond)
+		c.say("PING")
+		c.say("INCR n")
+		c.say("TIME")
+		c.say("CLIENT SETNAME x")
+		c.say(optIn)
+		c.say("PING")
+		c.hear("+PONG\r\n")
+		dialTCP(t, r.Addr()).ask("GET n", "$1\r\n1\r\n") // carried out, not answered
+		r.PushRaw([]byte(">1\r\n+hi\r\n"))
+		c.hear(">1\r\n+hi\r\n:1\r\n*0\r\n-NOPERM this user has no permissions to run the 'client|setname' command\r\n+OK\r\n+PONG\r\n")
+		if took := time.Since(start); took < 50*time.Millisecond {
+			t.Error("the reply took", took)
+		}
+		r.Delay("incr", 0)
+
+		r.Freeze(true)
+		c.say("PING")
+		c.silent(20 * time.Millisecond)
+		r.Freeze(false)
+		c.hear("+PONG\r\n")
+
+		r.Refuse(true)
+		if _, err := net.Dial("tcp", r.Addr()); err == nil {
+			t.Error("not refused")
+		}
+		r.Refuse(false)
+		r.Stall(true)
+		stalled := dialTCP(t, r.Addr())
+		stalled.say("PING")
+		stalled.silent(20 * time.Millisecond)
+		r.Stall(false)
+		c.ask("PING", "+PONG\r\n")
+		r.Cut()
+		c.ended(syscall.ECONNRESET)
+		dialTCP(t, r.Addr()).ask("PING", "+PONG\r\n")
+	})
+}
+
+func TestRelayNoticesThatAClientLeft(t *testing.T) {
+	targets(t, func(t *testing.T, target string) {
+		r := newTestRelay(t, target)
+		blocked, other := dialTCP(t, r.Addr()), dialTCP(t, r.Addr())
+		blocked.say("BLPOP l 0")
+		other.ask("PING", "+PONG\r\n")
+		blocked.Close()
+		for r.Conns() != 1 {
+			time.Sleep(time.Millisecond)
+		}
+		other.ask("RPUSH l 1", ":1\r\n")
+		other.ask("LLEN l", ":1\r\n")
+	})
+}
+
+func TestRelayOfAnUnreachableTarget(t *testing.T) {
+	s := NewServer()
+	r := newTestRelay(t, s.Addr())
+	c := dialTCP(t, r.Addr())
+	c.ask("PING", "+PONG\r\n")
+	s.Close()
+	c.ended(io.EOF)
+	dialTCP(t, r.Addr()).ended(io.EOF)
+}
+
+func TestRelayEndsTLS(t *testing.T) {
+	targets(t, func(t *testing.T, target string) {
+		cert, pool := SelfSigned("127.0.0.1")
+		r := newTestRelay(t, target, WithTLS(&tls.Config{Certificates: []tls.Certificate{cert}}))
+		raw, err := tls.Dial("tcp", r.Addr(), &tls.Config{RootCAs: pool})
+		c := newTalker(t, raw, err).optIn()
+		r.Move("a:1", time.Hour)
+		c.hear(moving(0, 3600, "a:1"))
+	})
+}
+
+// Pushes of the relay come between frames, also while replies larger than its buffer go by, and none waits for a quiet moment.
+func TestRelayPushesUnderLoad(t *testing.T) {
+	targets(t, func(t *testing.T, target string) {
+		r := newTestRelay(t, target)
+		value := strings.Repeat("x", 200_000)
+		dialTCP(t, r.Addr()).ask("SET big "+value, "+OK\r\n")
+		const pushes, ahead = 200, 8
+		var wg sync.WaitGroup
+		for range 2 {
+			c := dialTCP(t, r.Addr()).optIn()
+			reply := fmt.Sprintf("$%d\r\n%s\r\n", len(value), value)
+			for range ahead {
+				c.say("GET big")
+			}
+			wg.Go(func() {
+				for next := 0; next < pushes; {
+					if b, err := c.r.Peek(1); err != nil {
+						t.Error(err)
+						return
+					} else if b[0] == '>' {
+						c.hear(fmt.Sprintf(">2\r\n$1\r\nx\r\n:%d\r\n", next))
+						next++
+						continue
+					}
+					c.hear(reply)
+					c.say("GET big")
+				}
+			})
+		}
+		for i := range pushes {
+			r.Push("x", i)
+			time.Sleep(time.Millisecond)
+		}
+		wg.Wait()
+	})
+}
