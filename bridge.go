@@ -41,8 +41,8 @@ type Client struct {
 	pin     pin
 	relax   relaxation
 
-	messages sync.Pool // of *message
-	idle    chan struct{} // of capacity one: while shutting down, something became idle
+	messages sync.Pool     // of *message
+	idle     chan struct{} // of capacity one: while shutting down, something became idle
 }
 
 // Dial connects and returns when the first connection is ready, or says why it is not: errors.As finds a *ServerError (WRONGPASS,
@@ -324,7 +324,7 @@ func (c *Client) reportOne(e Event) {
 		case EventReady, EventHolding, EventOldClosed:
 			level = slog.LevelDebug
 		}
-		c.opts.Logger.LogAttrs(context.Background(), level, "redis "+e.Kind.String(), slog.String("addr", e.Addr),
+		c.opts.Logger.LogAttrs(context.Background(), level, "redis: "+string(e.Kind), slog.String("addr", e.Addr),
 			slog.String("notification", e.Notification), slog.Int64("seq", e.Seq), slog.String("successor", e.Successor),
 			slog.Duration("window", e.Window), slog.String("phase", e.Phase.String()), slog.Int("held", e.Held), slog.Any("err", e.Err))
 	}
@@ -757,7 +757,7 @@ func (b *bridge) emitLocked(e Event) {
 	if e.Addr == "" && b.cur != nil {
 		e.Addr = b.cur.addr
 	}
-	if e.Kind >= EventPreparing {
+	if e.Notification == "" {
 		e.Seq, e.Successor = b.record.Seq, b.record.Successor
 	}
 	select {
@@ -993,25 +993,25 @@ func (b *bridge) close() {
 var elsewhere = map[string]string{
 	"SUBSCRIBE": "", "PSUBSCRIBE": "", "SSUBSCRIBE": "", "UNSUBSCRIBE": "", "PUNSUBSCRIBE": "", "SUNSUBSCRIBE": "",
 	"MONITOR": "", "SYNC": "", "PSYNC": "", "RESET": "", "READONLY": "", "READWRITE": "", "ASKING": "",
-	"MULTI": "", "EXEC": "", "DISCARD": "", "WATCH": "", "UNWATCH": "", "QUIT": "Client.Close", "SELECT": "Options.DB",
-	"AUTH": "Options.Credentials", "HELLO": "Options.Credentials", "CLIENT SETNAME": "Options.ClientName",
+	"MULTI": "", "EXEC": "", "DISCARD": "", "WATCH": "", "UNWATCH": "", "QUIT": "use Client.Close", "SELECT": "use Options.DB",
+	"AUTH": "use Options.Credentials", "HELLO": "use Options.Credentials", "CLIENT SETNAME": "use Options.ClientName",
 	"CLIENT REPLY": "", "CLIENT TRACKING": "", "CLIENT CACHING": "", "CLIENT NO-EVICT": "", "CLIENT NO-TOUCH": "",
-	"CLIENT MAINT_NOTIFICATIONS": "Options.Maintenance",
+	"CLIENT MAINT_NOTIFICATIONS": "use Options.Maintenance",
 	"BLPOP":                      "", "BRPOP": "", "BLMOVE": "", "BLMPOP": "", "BRPOPLPUSH": "", "BZPOPMIN": "", "BZPOPMAX": "", "BZMPOP": "",
 	"XREAD BLOCK": "", "XREADGROUP BLOCK": "", "WAIT": "", "WAITAOF": "",
 }
 
 // admit says whether a command may go to a connection that others share.
 func admit(args []any) error {
-	var buf [32]byte
-	name := appendUpper(buf[:0], args, 0)
+	var buf [64]byte
+	name := appendWord(buf[:0], args, 0)
 	switch string(name) {
 	case "CLIENT":
-		name = appendUpper(append(name, ' '), args, 1)
+		name = appendWord(append(name, ' '), args, 1)
 	case "XREAD", "XREADGROUP":
-		var word [8]byte
+		var word [32]byte
 		for i, w := 1, ""; i < len(args) && w != "BLOCK" && w != "STREAMS"; i++ { // what follows STREAMS are keys
-			if w = string(appendUpper(word[:0], args, i)); w == "BLOCK" {
+			if w = string(appendWord(word[:0], args, i)); w == "BLOCK" {
 				name = append(name, " BLOCK"...)
 			}
 		}
@@ -1021,35 +1021,26 @@ func admit(args []any) error {
 		return nil
 	}
 	if instead == "" {
-		return &commandError{fmt.Errorf("%w: %s needs a connection of its own", ErrNotHere, name), false}
+		instead = "it needs a connection of its own"
 	}
-	return &commandError{fmt.Errorf("%w: %s: use %s", ErrNotHere, name, instead), false}
+	return &commandError{fmt.Errorf("%w: %s: %s", ErrNotHere, name, instead), false}
 }
 
-// appendUpper appends argument i in upper case to dst, if it is text that dst has room for.
-func appendUpper(dst []byte, args []any, i int) []byte {
-	if i >= len(args) {
-		return dst
-	}
-	switch v := args[i].(type) {
-	case string:
-		return upper(dst, v)
-	case []byte:
-		return upper(dst, v)
-	}
-	return dst
-}
-
-func upper[T string | []byte](dst []byte, v T) []byte {
-	if len(v) > cap(dst)-len(dst) {
-		return dst
-	}
-	for i := range len(v) {
-		b := v[i]
-		if 'a' <= b && b <= 'z' {
-			b -= 'a' - 'A'
+// appendWord appends the beginning of argument i, if it is text, in upper case. No name here is longer than 30 letters.
+func appendWord(dst []byte, args []any, i int) []byte {
+	from := len(dst)
+	if i < len(args) {
+		switch v := args[i].(type) {
+		case string:
+			dst = append(dst, v[:min(len(v), 31)]...)
+		case []byte:
+			dst = append(dst, v[:min(len(v), 31)]...)
 		}
-		dst = append(dst, b)
+	}
+	for j := from; j < len(dst); j++ {
+		if 'a' <= dst[j] && dst[j] <= 'z' {
+			dst[j] -= 'a' - 'A'
+		}
 	}
 	return dst
 }

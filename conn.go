@@ -151,28 +151,23 @@ const (
 
 func (p Phase) String() string { return [...]string{"done", "preparing", "holding"}[p] }
 
-// EventKind says what happened.
-type EventKind uint8
+// EventKind says what happened, in words for a log.
+type EventKind string
 
 const (
-	EventNotification EventKind = iota // a maintenance frame was read; copies on other connections are not reported
-	EventRelaxed                       // a relaxed window opened
-	EventTightened                     // the last relaxed window was closed by the server
-	EventPreparing                     // a handoff began
-	EventDialFailed                    // an attempt to connect failed; it is made again
-	EventReady                         // a replacement is ready
-	EventHolding                       // new work waits for the old connection to empty
-	EventPromoted                      // the replacement took over
-	EventOldClosed                     // the old connection of a handoff is closed
-	EventGivenUp                       // a handoff ended without a replacement; the current connection serves on
-	EventLost                          // a connection was lost
-	EventConnected                     // a bridge that had no connection has one
+	EventNotification EventKind = "notification"          // a maintenance frame was read; copies on other connections are not reported
+	EventRelaxed      EventKind = "timeouts relaxed"      // a relaxed window opened
+	EventTightened    EventKind = "timeouts tightened"    // the server closed the last window of its kind; they stay relaxed for a while
+	EventPreparing    EventKind = "handoff preparing"     // a handoff began, or needs another replacement
+	EventDialFailed   EventKind = "dial failed"           // an attempt to connect failed; it is made again
+	EventReady        EventKind = "replacement ready"     // a replacement is ready
+	EventHolding      EventKind = "holding"               // new work waits for the old connection to empty
+	EventPromoted     EventKind = "promoted"              // the replacement took over
+	EventOldClosed    EventKind = "old connection closed" // of a handoff
+	EventGivenUp      EventKind = "handoff given up"      // it ended without a replacement; the current connection serves on
+	EventLost         EventKind = "connection lost"       // without notice
+	EventConnected    EventKind = "connected again"       // a bridge that had no connection has one
 )
-
-func (k EventKind) String() string {
-	return [...]string{"notification", "relaxed", "tightened", "preparing", "dial failed", "ready", "holding",
-		"promoted", "old connection closed", "given up", "connection lost", "connected"}[k]
-}
 
 // Event is one thing that happened, for logs and tests. Fields that do not apply are zero.
 type Event struct {
@@ -527,7 +522,7 @@ func (c *conn) write(p outBuffer) {
 	}
 	c.quietFrom = now()
 	if err != nil {
-		c.breakLocked(fmt.Errorf("write: %w", err))
+		c.breakLocked(fmt.Errorf("baton: connection to %s lost: write: %w", c.addr, err))
 	}
 	broken, cut := c.broken, c.settleLocked()
 	if broken == nil && (c.out.size > 0 || c.retired) {
@@ -735,43 +730,46 @@ func (c *conn) complete(d delivery, replies []frame) {
 }
 
 // connect opens the socket, straight, through the proxy or by the user's Dialer.
-func (o *Options) connect(ctx context.Context, network, addr string) (net.Conn, error) {
+func (o *Options) connect(ctx context.Context, network, addr string) (nc net.Conn, err error) {
 	direct := &net.Dialer{Resolver: o.Resolver}
-	switch {
-	case o.Dialer != nil && network == "tcp" && o.Resolver != nil:
-		return o.connectResolved(ctx, addr)
-	case o.Dialer != nil:
+	if o.Dialer != nil {
 		return o.userDial(ctx, network, addr)
-	case o.Proxy != "" && network == "tcp":
-		u, err := url.Parse(o.Proxy)
-		if err != nil || u.Scheme != "socks5" {
-			return nil, errors.New("proxy: want socks5://[user:pass@]host:port")
-		}
-		d, err := proxy.FromURL(u, direct)
+	}
+	if o.Proxy == "" || network != "tcp" {
+		return direct.DialContext(ctx, network, addr)
+	}
+	u, err := url.Parse(o.Proxy)
+	if err != nil || u.Scheme != "socks5" {
+		return nil, errors.New("proxy: want socks5://[user:pass@]host:port")
+	}
+	d, err := proxy.FromURL(u, direct)
+	if err != nil {
+		return nil, fmt.Errorf("proxy: %w", err)
+	}
+	return d.(proxy.ContextDialer).DialContext(ctx, network, addr)
+}
+
+// userDial has the user's Dialer connect; if there is a Resolver, to one address of the host after the other.
+func (o *Options) userDial(ctx context.Context, network, addr string) (nc net.Conn, err error) {
+	addrs := []string{addr}
+	if o.Resolver != nil && network == "tcp" {
+		host, port := splitEndpoint(addr)
+		ips, err := o.Resolver.LookupNetIP(ctx, "ip", host)
 		if err != nil {
-			return nil, fmt.Errorf("proxy: %w", err)
+			return nil, err
 		}
-		return d.(proxy.ContextDialer).DialContext(ctx, network, addr)
-	}
-	return direct.DialContext(ctx, network, addr)
-}
-
-func (o *Options) userDial(ctx context.Context, network, addr string) (net.Conn, error) {
-	dial := func() (net.Conn, error) { return o.Dialer(ctx, network, addr) }
-	return within(ctx, dial, func(late net.Conn) { late.Close() })
-}
-
-// connectResolved looks the host up here and gives the Dialer one address after the other.
-func (o *Options) connectResolved(ctx context.Context, addr string) (net.Conn, error) {
-	host, port := splitEndpoint(addr)
-	ips, err := o.Resolver.LookupNetIP(ctx, "ip", host)
-	for _, ip := range ips {
-		var nc net.Conn
-		if nc, err = o.userDial(ctx, "tcp", net.JoinHostPort(ip.Unmap().String(), port)); err == nil {
-			return nc, nil
+		addrs = nil
+		for _, ip := range ips {
+			addrs = append(addrs, net.JoinHostPort(ip.Unmap().String(), port))
 		}
 	}
-	return nil, err
+	for _, addr := range addrs {
+		dial := func() (net.Conn, error) { return o.Dialer(ctx, network, addr) }
+		if nc, err = within(ctx, dial, func(late net.Conn) { late.Close() }); err == nil {
+			break
+		}
+	}
+	return nc, err
 }
 
 // dial makes a connection that is ready: its last handshake command, a PING, was answered. The whole of it must be done when ctx
@@ -788,6 +786,9 @@ func (o *Options) dial(ctx context.Context, network, addr string) (c *conn, err 
 		return nil, fmt.Errorf("baton: dial %s: credentials: %w", addr, err)
 	}
 	raw, err := o.connect(ctx, network, addr)
+	if err != nil && ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", ctx.Err(), err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("baton: dial %s: %w", addr, err)
 	}
@@ -829,33 +830,27 @@ func (o *Options) handshake(ctx context.Context, c *conn, username, password str
 	if err := o.hello(c, username, password); err != nil {
 		return err
 	}
-	setup := [][]any{{"CLIENT", "SETINFO", "LIB-NAME", "baton"}, {"CLIENT", "SETINFO", "LIB-VER", libVersion}}
+	setup := []step{{args: []any{"CLIENT", "SETINFO", "LIB-NAME", "baton"}}, {args: []any{"CLIENT", "SETINFO", "LIB-VER", libVersion}}}
 	if o.DB != 0 {
-		setup = append(setup, []any{"SELECT", o.DB})
+		setup = append(setup, step{true, []any{"SELECT", o.DB}})
 	}
-	replies, err := c.exchange(setup...) // older servers know no SETINFO, and need not
-	if err == nil && o.DB != 0 {
-		err = replies[2].failureOf("SELECT")
+	if _, err := c.exchange(setup...); err != nil {
+		return err
 	}
+	ready := []step{{true, []any{"PING"}}}
+	asks := c.protocol == 3 && o.Maintenance.Mode != Disabled
+	if asks {
+		optIn := []any{"CLIENT", "MAINT_NOTIFICATIONS", "ON", "moving-endpoint-type", o.endpointType(c)}
+		ready = []step{{o.Maintenance.Mode == Enabled, optIn}, ready[0]}
+	}
+	replies, err := c.exchange(ready...)
 	if err != nil {
 		return err
 	}
-	var optIn [][]any
-	if c.protocol == 3 && o.Maintenance.Mode != Disabled {
-		optIn = [][]any{{"CLIENT", "MAINT_NOTIFICATIONS", "ON", "moving-endpoint-type", o.endpointType(c)}}
-	}
-	if replies, err = c.exchange(append(optIn, []any{"PING"})...); err != nil {
-		return err
-	}
-	if optIn != nil {
-		err = replies[0].failureOf("CLIENT MAINT_NOTIFICATIONS")
-		if c.optedIn = err == nil; !c.optedIn && o.Maintenance.Mode == Enabled {
-			return err
-		}
-	}
-	pong := replies[len(optIn)]
+	c.optedIn = asks && replies[0].Err() == nil
+	pong := replies[len(replies)-1]
 	if text, _ := pong.Text(); text != "PONG" {
-		return cmp.Or(pong.failureOf("PING"), fmt.Errorf("PING: the answer is %q, not PONG", text))
+		return fmt.Errorf("PING: the answer is a %v, %q", pong.Kind(), text)
 	}
 	return nil
 }
@@ -864,23 +859,33 @@ func (o *Options) handshake(ctx context.Context, c *conn, username, password str
 // spoken to in protocol 2; wrong or missing credentials never fall back, which would hide them.
 func (o *Options) hello(c *conn, username, password string) error {
 	hello := []any{"HELLO", "3"}
-	if username != "" || password != "" {
-		hello = append(hello, "AUTH", cmp.Or(username, "default"), password)
+	var two []step // what does the same in protocol 2
+	switch {
+	case username != "":
+		hello = append(hello, "AUTH", username, password)
+		two = append(two, step{true, []any{"AUTH", username, password}})
+	case password != "":
+		hello = append(hello, "AUTH", "default", password)
+		two = append(two, step{true, []any{"AUTH", password}}) // servers before ACLs take no name
 	}
 	if o.ClientName != "" {
 		hello = append(hello, "SETNAME", o.ClientName)
+		two = append(two, step{true, []any{"CLIENT", "SETNAME", o.ClientName}})
 	}
-	replies, err := c.exchange(hello)
+	replies, err := c.exchange(step{args: hello})
 	if err != nil {
 		return err
 	}
 	var refusal *ServerError
 	if errors.As(replies[0].Err(), &refusal) {
 		unknown := refusal.Code == "NOPERM" || refusal.Code == "NOPROTO" || strings.Contains(refusal.Message, "unknown command")
-		if unknown && o.Maintenance.Mode != Enabled {
-			return o.helloTwo(c, username, password)
+		if c.protocol = 2; !unknown || o.Maintenance.Mode == Enabled {
+			return fmt.Errorf("HELLO: %w", refusal)
 		}
-		return fmt.Errorf("HELLO: %w", refusal)
+		for i := 0; i < len(two) && err == nil; i++ {
+			_, err = c.exchange(two[i])
+		}
+		return err
 	}
 	answer, err := replies[0].Map()
 	proto, bad := answer["proto"].Int64()
@@ -894,36 +899,10 @@ func (o *Options) hello(c *conn, username, password string) error {
 	return nil
 }
 
-// helloTwo does in protocol 2 what HELLO would have done.
-func (o *Options) helloTwo(c *conn, username, password string) error {
-	c.protocol = 2
-	var commands [][]any
-	if username != "" {
-		commands = append(commands, []any{"AUTH", username, password})
-	} else if password != "" {
-		commands = append(commands, []any{"AUTH", password}) // servers before ACLs take no name
-	}
-	if o.ClientName != "" {
-		commands = append(commands, []any{"CLIENT", "SETNAME", o.ClientName})
-	}
-	for _, command := range commands {
-		replies, err := c.exchange(command)
-		if err == nil {
-			err = replies[0].failureOf(command[0].(string))
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// failureOf is why a command of the handshake was refused, if it was.
-func (r Reply) failureOf(command string) error {
-	if r.err == nil {
-		return nil
-	}
-	return fmt.Errorf("%s: %w", command, r.err)
+// step is one command of a handshake.
+type step struct {
+	must bool // a refusal fails the handshake
+	args []any
 }
 
 // notReady says of an error in a handshake that the server will be ready later.
@@ -932,12 +911,12 @@ func notReady(err error) bool {
 	return errors.As(err, &s) && (s.Code == "LOADING" || s.Code == "MASTERDOWN" || s.Code == "BUSY")
 }
 
-// exchange sends commands in one write and reads their replies, during the handshake. Pushes in between are kept for the bridge:
-// one can come in the segment of the opt-in's +OK. An error of the connection is named after the last command.
-func (c *conn) exchange(commands ...[]any) (replies []Reply, err error) {
+// exchange makes steps of the handshake: it sends their commands in one write and reads their replies. Pushes in between are kept
+// for the bridge: one can come in the segment of the opt-in's +OK. Nothing of what was read is left for the reader.
+func (c *conn) exchange(steps ...step) (replies []Reply, err error) {
 	var out []byte
-	for _, command := range commands {
-		if out, err = appendCommand(out, command); err != nil {
+	for _, s := range steps {
+		if out, err = appendCommand(out, s.args); err != nil {
 			return nil, err
 		}
 	}
@@ -945,18 +924,22 @@ func (c *conn) exchange(commands ...[]any) (replies []Reply, err error) {
 	for err == nil {
 		f, ok, bad := c.dec.next()
 		switch {
-		case ok && f.kind == KindPush && len(c.early) < 256: // more than any server has to say; one that says more is not believed
-			c.early = append(c.early, c.dec.reply(f))
 		case ok && f.kind == KindPush:
-		case ok && len(replies) < len(commands):
-			replies = append(replies, c.dec.reply(f))
+			if push := c.dec.reply(f); len(c.early) < 256 { // more than any server has to say; one that says more is not believed
+				c.early = append(c.early, push)
+			}
+		case ok && len(replies) < len(steps):
+			r := c.dec.reply(f)
+			replies = append(replies, r)
+			if s := steps[len(replies)-1]; c.scrub(r) != nil && s.must {
+				return nil, fmt.Errorf("%v: %w", s.args[0], r.err)
+			}
 		case ok:
 			err = errors.New("a reply that no command asked for")
-		case bad != nil || len(replies) == len(commands):
+		case bad != nil:
 			err = bad
-			if err == nil {
-				return c.scrubbed(replies), nil
-			}
+		case len(replies) == len(steps):
+			return replies, nil
 		default:
 			n := 0
 			if n, err = c.dec.readFrom(c.nc); n > 0 {
@@ -964,18 +947,16 @@ func (c *conn) exchange(commands ...[]any) (replies []Reply, err error) {
 			}
 		}
 	}
-	return nil, fmt.Errorf("%s: %w", commands[len(commands)-1][0], err)
+	return nil, fmt.Errorf("%v: %w", steps[len(steps)-1].args[0], err)
 }
 
-// scrubbed is replies without the password: some servers repeat a command that they refuse.
-func (c *conn) scrubbed(replies []Reply) []Reply {
-	for _, r := range replies {
-		var s *ServerError
-		if errors.As(r.err, &s) && c.secret != "" {
-			s.Message = strings.ReplaceAll(s.Message, c.secret, "***")
-		}
+// scrub is the error that a reply is, without the password: some servers repeat a command that they refuse.
+func (c *conn) scrub(r Reply) error {
+	var s *ServerError
+	if errors.As(r.err, &s) && c.secret != "" {
+		s.Message = strings.ReplaceAll(s.Message, c.secret, "***")
 	}
-	return replies
+	return r.err
 }
 
 // endpointType is how c's server shall name a successor. Auto looks at the address of the live socket, where there is one of the
