@@ -182,13 +182,13 @@ func (q *queue) returnLocked(unsent []*message) (commands int) {
 	return commands
 }
 
-// failAll completes popped messages with err.
-func failAll(cut []*message, err error) {
+// failAll completes popped messages, which were sent or not, with the cause of their failure.
+func failAll(cut []*message, cause error, sent bool) {
 	for _, m := range cut {
 		if m.abandoned {
 			m.recycle()
 		} else {
-			m.fail(err)
+			m.fail(&commandError{cause, sent})
 		}
 	}
 }

@@ -85,7 +85,7 @@ func (c *Client) dialFirst(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, c.opts.DialTimeout)
 	defer cancel()
 	for failures := 0; ; {
-		first, err := c.dial(ctx, c.counter.Add(1), failures)
+		first, err := c.dial(ctx, c.counter.Add(1), failures, true)
 		if err == nil {
 			c.bridges[0].arrived(first, nil, first.attempt)
 		}
@@ -96,14 +96,17 @@ func (c *Client) dialFirst(ctx context.Context) error {
 		select {
 		case <-time.After(backoff(failures)):
 		case <-ctx.Done():
-			return err
+			return fmt.Errorf("%w: %w", err, ctx.Err())
 		}
 	}
 }
 
-// dial makes one attempt to connect, to where the pin says.
-func (c *Client) dial(ctx context.Context, attempt uint64, failures int) (*conn, error) {
+// dial makes one attempt to connect: to where the pin says, or if it may not follow it, to the configured address.
+func (c *Client) dial(ctx context.Context, attempt uint64, failures int, follow bool) (*conn, error) {
 	addr, number := c.pin.target(now(), failures, c.opts.Addr)
+	if !follow {
+		addr, number = c.opts.Addr, 0
+	}
 	network := c.opts.Network
 	if number != 0 {
 		network = "tcp" // a successor is host:port, also for a client of a unix socket
@@ -248,7 +251,7 @@ type Stats struct {
 
 	InFlight, Backlog int     // commands written and unanswered, and waiting unwritten
 	Conns             int     // connections that are ready, lingering ones included
-	LastHandoff       Handoff // the one that was announced last, of any of the client's connections
+	LastHandoff       Handoff // the one that was announced last, of all connections together
 }
 
 // Stats tells how the client is doing.
@@ -351,8 +354,11 @@ type bridge struct {
 	old    *conn         // which that handoff replaces or replaced, while it lives
 	told   *notification // the MOVING with the highest number that next has read
 
-	dialling    bool // the dialler's goroutine runs
-	dialAt      tick // its next dial is not before
+	dialling    bool          // the dialler's goroutine runs
+	dialAt      tick          // its next dial is not before
+	jitter      time.Duration // that was added for the announcement
+	there       bool          // its successor is where the current connection is
+	later       bool          // a newer one waits for the end of a hold
 	cancelDial  context.CancelFunc
 	failures    int   // dials that failed, or connections that did not last, in a row
 	lastDialErr error // of the last dial, if it failed
@@ -520,9 +526,7 @@ func (b *bridge) addTo(s *Stats) {
 	s.Backlog += b.backlog.commands
 	s.InFlight += b.outstandingLocked() - b.backlog.commands
 	s.Conns += len(b.conns)
-	if b.record.Received.After(s.LastHandoff.Received) {
-		s.LastHandoff = b.record
-	}
+	s.LastHandoff.merge(&b.record)
 }
 
 // --- what connections tell their bridge (connOwner) ---
@@ -558,6 +562,9 @@ func (b *bridge) answeredLocked(c *conn, replies int) {
 // is without it. It may be told of the same connection more than once.
 func (b *bridge) unsentLocked(c *conn, unsent []*message) {
 	b.takeBackLocked(unsent)
+	if b.closed {
+		return
+	}
 	t := now()
 	switch c {
 	case b.cur:
@@ -579,6 +586,9 @@ func (b *bridge) unsentLocked(c *conn, unsent []*message) {
 		b.dialAt = t.add(backoff(b.failures + 1))
 		b.failures++
 		b.stepLocked(replacementEnded, t)
+		if a, ok := b.c.pin.remembered(t); ok && b.later {
+			b.joinLocked(a, t)
+		}
 	}
 	if b.cur.aliveLocked() && !b.backlog.empty() {
 		b.cur.wakeLocked()
@@ -609,7 +619,8 @@ func (b *bridge) failFastLocked() {
 	for _, m := range cut {
 		b.failed += uint64(m.want)
 	}
-	failAll(cut, &commandError{b.noConnectionLocked(), false})
+	failAll(cut, b.noConnectionLocked(), false)
+	b.idleLocked()
 }
 
 // pushed reads a push frame.
@@ -629,6 +640,9 @@ func (b *bridge) notifiedLocked(c *conn, n notification) {
 	t := now()
 	if n.kind == moving && !n.timed {
 		n.window = max(b.c.opts.Maintenance.RelaxedTimeout, 0)
+		if n.window == 0 {
+			n.window = defaultRelaxed
+		}
 	}
 	if fresh, opened, closed := b.c.relax.observe(&n, t); fresh {
 		e := Event{Kind: EventNotification, Addr: c.addr, Notification: n.name, Successor: n.successor, Seq: n.seq, Window: n.window}
@@ -657,9 +671,6 @@ func (b *bridge) notifiedLocked(c *conn, n notification) {
 // where the announcement led: to be told once more is an echo. That comparison is the whole of what tells a replacement from what
 // it replaces, so it holds behind a proxy, and for a server restarted in its place.
 func (b *bridge) toldLocked(c *conn, n *notification, t tick) {
-	if n.successor == c.addr || n.successor == c.remote {
-		n.successor = "" // where we are is nowhere to go
-	}
 	a := b.c.pin.announce(n, t, func() uint64 { return b.c.counter.Add(1) })
 	if c.attempt < a.number {
 		b.joinLocked(a, t)
@@ -669,20 +680,29 @@ func (b *bridge) toldLocked(c *conn, n *notification, t tick) {
 // joinLocked makes an announcement the bridge's own, once. While Holding it waits: the promotion is a round trip away, and the
 // connection that it makes current began before the announcement, which is looked at then.
 func (b *bridge) joinLocked(a announcement, t tick) {
-	if a.number == b.hand.number || b.hand.phase == PhaseHolding || b.draining {
+	if b.later = b.hand.phase == PhaseHolding; b.later || a.number == b.hand.number || b.draining {
 		return
 	}
 	b.hand.number, b.hand.budget = a.number, b.c.opts.Maintenance.HoldCap
 	b.hand.giveUpAt = a.deadline().add(b.c.relax.effective(b.c.opts.DialTimeout, t))
-	b.record = Handoff{Seq: a.seq, Successor: a.successor, Received: a.received.wall()}
-	b.old, b.failures, b.dialAt = nil, 0, t
+	b.record = Handoff{Seq: a.seq, Successor: a.successor, Received: a.wall}
+	b.old, b.failures, b.jitter, b.there = nil, 0, 0, false
 	if b.cur.aliveLocked() { // else every moment counts
-		if a.successor == "" {
-			b.dialAt = a.half()
-		}
-		b.dialAt = b.dialAt.add(jitter(a.window))
+		b.jitter = jitter(a.window)
+		b.there = a.successor == b.cur.addr || a.successor == b.cur.remote
 	}
+	b.dialAt = t.add(b.jitter)
 	b.stepLocked(joined, t)
+}
+
+// momentLocked is when the dialler makes its next attempt. A replacement that nobody named, or that is named as where the current
+// connection is already, can be expected at the configured address from half of the window on.
+func (b *bridge) momentLocked(t tick) tick {
+	a, ok := b.c.pin.remembered(t)
+	if ok && a.number == b.hand.number && (a.successor == "" || b.there) && b.cur.aliveLocked() {
+		return max(b.dialAt, a.half().add(b.jitter))
+	}
+	return b.dialAt
 }
 
 // stepLocked feeds the machine and carries out what it says.
@@ -693,8 +713,10 @@ func (b *bridge) stepLocked(e happening, t tick) {
 		if b.cancelDial != nil && e == joined {
 			b.cancelDial()
 		}
-		if e == replacementEnded {
-			b.clockFrom = t // what was held flows again
+		if e == replacementEnded { // what was held flows again
+			b.clockFrom = t
+			b.holdEndedLocked()
+			b.record.Ready = time.Time{}
 		}
 		b.wantLocked()
 	case hold:
@@ -717,10 +739,9 @@ func (b *bridge) stepLocked(e happening, t tick) {
 // promoteLocked lets the replacement take over, in one critical section and without I/O: the old connection gives back what it
 // has not begun to write and lingers until it is empty, the new one becomes current.
 func (b *bridge) promoteLocked(t tick) {
-	b.record.Promoted = time.Now()
-	if !b.record.Holding.IsZero() {
-		b.record.HeldMax = b.record.Promoted.Sub(b.record.Holding)
-	}
+	held := b.record.Holding
+	b.holdEndedLocked()
+	b.record.Holding, b.record.Promoted = held, time.Now()
 	if b.cur != nil {
 		b.takeBackLocked(b.cur.retireLocked())
 		b.old = b.cur
@@ -730,6 +751,14 @@ func (b *bridge) promoteLocked(t tick) {
 	b.c.relax.handedOff(t)
 	b.emitLocked(Event{Kind: EventPromoted, Held: b.record.Held})
 	b.becomeCurrentLocked(t)
+}
+
+// holdEndedLocked notes for how long work was held.
+func (b *bridge) holdEndedLocked() {
+	if began := b.record.Holding; !began.IsZero() {
+		b.record.HeldMax = max(b.record.HeldMax, time.Since(began))
+	}
+	b.record.Holding = time.Time{}
 }
 
 // becomeCurrentLocked has new work go to cur, and judges what was announced meanwhile.
@@ -757,7 +786,7 @@ func (b *bridge) emitLocked(e Event) {
 	if e.Addr == "" && b.cur != nil {
 		e.Addr = b.cur.addr
 	}
-	if e.Notification == "" {
+	if b.hand.phase != PhaseDone && e.Notification == "" || e.Kind == EventPromoted || e.Kind == EventOldClosed || e.Kind == EventGivenUp {
 		e.Seq, e.Successor = b.record.Seq, b.record.Successor
 	}
 	select {
@@ -791,7 +820,7 @@ func (b *bridge) dial() {
 			b.mu.Unlock()
 			return
 		}
-		if wait := t.until(b.dialAt); wait > 0 {
+		if wait := t.until(b.momentLocked(t)); wait > 0 {
 			b.mu.Unlock()
 			b.pause(wait)
 			continue
@@ -801,9 +830,9 @@ func (b *bridge) dial() {
 		}
 		ctx, cancel := context.WithTimeout(b.c.ctx, b.c.relax.effective(b.c.opts.DialTimeout, t))
 		b.cancelDial = cancel
-		attempt, failures := b.c.counter.Add(1), b.failures
+		attempt, failures, follow := b.c.counter.Add(1), b.failures, !b.there
 		b.mu.Unlock()
-		c, err := b.c.dial(ctx, attempt, failures)
+		c, err := b.c.dial(ctx, attempt, failures, follow)
 		cancel()
 		b.arrived(c, err, attempt)
 	}
@@ -835,9 +864,6 @@ func (b *bridge) arrived(c *conn, err error, attempt uint64) {
 		b.failures++
 		b.lastDialErr = err
 		b.dialAt = t.add(backoff(b.failures))
-		if a, ok := b.c.pin.remembered(t); ok && a.number == b.hand.number && a.successor == "" && b.cur.aliveLocked() {
-			b.dialAt = max(b.dialAt, a.half()) // its successor was refused
-		}
 		b.emitLocked(Event{Kind: EventDialFailed, Err: err})
 	case b.closed || b.cur != nil && !replaces:
 		go c.raw.Close() // a system call, so not under the lock
@@ -934,8 +960,11 @@ func (b *bridge) sweepLocked(t tick) (silent []*conn) {
 	}
 	for _, c := range b.conns {
 		c.inFlight.sweepLocked(0, limit)
+		if c.writing {
+			c.quietFrom = t // that time does not count
+		}
 		quiet := max(c.quietFrom, tick(c.lastRead.Load()))
-		if !c.inFlight.empty() && !c.writing && c.broken == nil && t >= quiet.add(2*timeout) {
+		if !c.inFlight.empty() && c.broken == nil && t >= quiet.add(2*timeout) {
 			c.breakLocked(fmt.Errorf("baton: connection to %s lost: not a byte for %v", c.addr, quiet.until(t).Round(time.Millisecond)))
 			silent = append(silent, c)
 		}
@@ -1010,9 +1039,14 @@ func admit(args []any) error {
 		name = appendWord(append(name, ' '), args, 1)
 	case "XREAD", "XREADGROUP":
 		var word [32]byte
-		for i, w := 1, ""; i < len(args) && w != "BLOCK" && w != "STREAMS"; i++ { // what follows STREAMS are keys
-			if w = string(appendWord(word[:0], args, i)); w == "BLOCK" {
-				name = append(name, " BLOCK"...)
+		for i := 1; i < len(args); i++ {
+			switch string(appendWord(word[:0], args, i)) {
+			case "GROUP":
+				i += 2 // two names
+			case "STREAMS":
+				i = len(args) // keys
+			case "BLOCK":
+				i, name = len(args), append(name, " BLOCK"...)
 			}
 		}
 	}
@@ -1023,7 +1057,7 @@ func admit(args []any) error {
 	if instead == "" {
 		instead = "it needs a connection of its own"
 	}
-	return &commandError{fmt.Errorf("%w: %s: %s", ErrNotHere, name, instead), false}
+	return &commandError{fmt.Errorf("%w: %s: %s", ErrNotHere, string(name), instead), false}
 }
 
 // appendWord appends the beginning of argument i, if it is text, in upper case. No name here is longer than 30 letters.

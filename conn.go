@@ -183,6 +183,9 @@ type Event struct {
 	Err          error
 }
 
+// defaultRelaxed is what every known client relaxes its timeouts to.
+const defaultRelaxed = 10 * time.Second
+
 // resolved is o with defaults in place of zeros, or what is wrong with it.
 func (o Options) resolved() (Options, error) {
 	for field, fallback := range map[*int]int{&o.Conns: 1, &o.MaxBacklog: 65536, &o.MaxBacklogBytes: 64 << 20, &o.MaxInFlight: 65536,
@@ -194,10 +197,10 @@ func (o Options) resolved() (Options, error) {
 	o.DialTimeout, o.Timeout = cmp.Or(o.DialTimeout, 5*time.Second), cmp.Or(o.Timeout, 5*time.Second)
 	o.KeepAlive = cmp.Or(o.KeepAlive, 30*time.Second)
 	m := &o.Maintenance
-	base := cmp.Or(m.RelaxedTimeout, 10*time.Second)
+	base := cmp.Or(m.RelaxedTimeout, defaultRelaxed)
 	m.RelaxedTimeout = base
 	if base < 0 { // relaxation is off: the longest window still comes from the default, and there is no tail
-		base, m.PostEventRelaxed = 10*time.Second, -1
+		base, m.PostEventRelaxed = defaultRelaxed, -1
 	}
 	m.RelaxedWindowMax, m.PostEventRelaxed = cmp.Or(m.RelaxedWindowMax, 3*base), cmp.Or(m.PostEventRelaxed, 2*base)
 	m.HoldCap = cmp.Or(m.HoldCap, 50*time.Millisecond)
@@ -390,11 +393,12 @@ type conn struct {
 	given, taken, accepted int64  // bytes: put into out since the beginning, taken out to be written, accepted by the socket
 	writing                bool   // somebody writes what was taken
 	awake                  bool   // the flusher was kicked and has not gone back to sleep
+	missed                 bool   // it was awake in vain, because a caller wrote
 	busy                   int    // a decayed peak of the commands in flight; tells a loaded connection from a quiet one
 	retired                bool
 	broken                 error
 	readDone, ended        bool
-	quietFrom              tick // silence counts from here: a first command went out, or a write ended
+	quietFrom              tick // silence counts from here: a first command went out, or a write was under way
 
 	lastRead atomic.Int64 // the tick of the last byte; written by the reader
 
@@ -520,21 +524,21 @@ func (c *conn) write(p outBuffer) {
 	if cap(p.tail) <= 4*maxCopy {
 		c.spare = p.tail[:0]
 	}
-	c.quietFrom = now()
 	if err != nil {
 		c.breakLocked(fmt.Errorf("baton: connection to %s lost: write: %w", c.addr, err))
 	}
 	broken, cut := c.broken, c.settleLocked()
-	if broken == nil && (c.out.size > 0 || c.retired) {
+	if broken == nil && (c.out.size > 0 || c.retired || c.missed) {
 		c.wakeLocked()
 	}
+	c.missed = false
 	c.mu.Unlock()
 	if err != nil {
 		// Replies that have arrived can still be read after a reset or a broken pipe. A second is far more than reading what is
 		// there takes, and ends the wait for a peer that is gone.
 		c.raw.SetReadDeadline(time.Now().Add(time.Second))
 	}
-	failAll(cut, &commandError{broken, true})
+	failAll(cut, broken, true)
 }
 
 // flush is the flusher's goroutine, the only way out beside a lone caller. It ends when the connection is broken.
@@ -560,6 +564,7 @@ func (c *conn) flushOnce(loaded *bool) bool {
 		c.owner.topUpLocked(c)
 	}
 	if c.broken != nil || c.writing || c.out.size == 0 {
+		c.missed = c.writing // by a caller; there may be work in the backlog, and no reply to come that would wake us
 		broken, cut := c.broken, c.settleLocked()
 		c.awake = false
 		if broken != nil {
@@ -567,7 +572,7 @@ func (c *conn) flushOnce(loaded *bool) bool {
 			c.awake = true
 		}
 		c.mu.Unlock()
-		failAll(cut, &commandError{broken, true})
+		failAll(cut, broken, true)
 		if broken == errRetired {
 			c.raw.Close()
 		}
@@ -638,7 +643,7 @@ func (c *conn) read() {
 	broken, cut := c.broken, c.settleLocked()
 	c.mu.Unlock()
 	c.raw.Close() // a write under way ends, and settles
-	failAll(cut, &commandError{broken, true})
+	failAll(cut, broken, true)
 }
 
 func (c *conn) readAll() error {
@@ -763,9 +768,14 @@ func (o *Options) userDial(ctx context.Context, network, addr string) (nc net.Co
 			addrs = append(addrs, net.JoinHostPort(ip.Unmap().String(), port))
 		}
 	}
-	for _, addr := range addrs {
-		dial := func() (net.Conn, error) { return o.Dialer(ctx, network, addr) }
-		if nc, err = within(ctx, dial, func(late net.Conn) { late.Close() }); err == nil {
+	for i, addr := range addrs {
+		part, cancel := ctx, context.CancelFunc(func() {})
+		if end, ok := ctx.Deadline(); ok { // so that one that is dead leaves time for the others
+			part, cancel = context.WithTimeout(ctx, time.Until(end)/time.Duration(len(addrs)-i))
+		}
+		dial := func() (net.Conn, error) { return o.Dialer(part, network, addr) }
+		nc, err = within(part, dial, func(late net.Conn) { late.Close() })
+		if cancel(); err == nil {
 			break
 		}
 	}
@@ -905,6 +915,14 @@ type step struct {
 	args []any
 }
 
+// name is the command, and of CLIENT the subcommand.
+func (s step) name() string {
+	if s.args[0] == "CLIENT" {
+		return "CLIENT " + s.args[1].(string)
+	}
+	return s.args[0].(string)
+}
+
 // notReady says of an error in a handshake that the server will be ready later.
 func notReady(err error) bool {
 	var s *ServerError
@@ -932,10 +950,10 @@ func (c *conn) exchange(steps ...step) (replies []Reply, err error) {
 			r := c.dec.reply(f)
 			replies = append(replies, r)
 			if s := steps[len(replies)-1]; c.scrub(r) != nil && s.must {
-				return nil, fmt.Errorf("%v: %w", s.args[0], r.err)
+				return nil, fmt.Errorf("%s: %w", s.name(), r.err)
 			}
 		case ok:
-			err = errors.New("a reply that no command asked for")
+			err = fmt.Errorf("a reply that no command asked for: %.60q", c.dec.buf[f.start:f.end])
 		case bad != nil:
 			err = bad
 		case len(replies) == len(steps):
@@ -947,7 +965,7 @@ func (c *conn) exchange(steps ...step) (replies []Reply, err error) {
 			}
 		}
 	}
-	return nil, fmt.Errorf("%v: %w", steps[len(steps)-1].args[0], err)
+	return nil, fmt.Errorf("%s: %w", steps[len(steps)-1].name(), err)
 }
 
 // scrub is the error that a reply is, without the password: some servers repeat a command that they refuse.

@@ -8,11 +8,20 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
 
 	"example.com/baton/batontest"
 )
@@ -532,3 +541,1042 @@ type named string
 
 func (n named) Network() string { return string(n) }
 func (n named) String() string  { return string(n) }
+
+// --- connecting ---
+
+// works says whether the client gets answers from s, on a connection that is told of maintenance.
+func works(t *testing.T, c *Client, s *batontest.Server) {
+	t.Helper()
+	if got, err := c.Do(background, "ECHO", "hello").Text(); got != "hello" || err != nil {
+		t.Errorf("ECHO hello: %q, %v", got, err)
+	}
+	if s.Conns() != 1 || s.OptedIn() != 1 {
+		t.Errorf("the server has %d connections, %d of them told of maintenance, want one", s.Conns(), s.OptedIn())
+	}
+}
+
+// leavesNothing runs f, outside of a bubble, and checks that no goroutine is left and no socket.
+func leavesNothing(t *testing.T, f func(t *testing.T)) {
+	before, files := runtime.NumGoroutine(), openFiles()
+	t.Run("", f)
+	settled(t, before)
+	for end := time.Now().Add(5 * time.Second); openFiles() > files; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d files are open, there were %d before", openFiles(), files)
+		}
+	}
+}
+
+// openFiles counts this process's files; -1 where that cannot be told.
+func openFiles() int {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return -1
+	}
+	return len(entries)
+}
+
+func TestConnectingOverRealSockets(t *testing.T) {
+	certificate, pool := batontest.SelfSigned("db.example.com", "127.0.0.1")
+	_, stranger := batontest.SelfSigned("db.example.com", "127.0.0.1")
+	secure := batontest.WithTLS(&tls.Config{Certificates: []tls.Certificate{certificate}})
+	path := filepath.Join(t.TempDir(), "redis.sock")
+	for _, c := range []struct {
+		name  string
+		s     []batontest.Option
+		o     Options
+		fails string
+	}{
+		{"TCP", nil, Options{}, ""},
+		{"a unix socket", []batontest.Option{batontest.Unix(path)}, Options{Network: "unix"}, ""},
+		{"a unix socket with a user (A39)", []batontest.Option{batontest.Unix(path), batontest.WithUser("alice", "secret")},
+			Options{Network: "unix", Username: "alice", Password: "secret"}, ""},
+		{"TLS to the configured IP address", []batontest.Option{secure}, Options{TLS: &tls.Config{RootCAs: pool}}, ""},
+		{"TLS with a ServerName", []batontest.Option{secure}, Options{TLS: &tls.Config{RootCAs: pool, ServerName: "db.example.com"}}, ""},
+		{"TLS with a wrong name", []batontest.Option{secure}, Options{TLS: &tls.Config{RootCAs: pool, ServerName: "other.example.com"}}, "certificate"},
+		{"TLS with a wrong authority", []batontest.Option{secure}, Options{TLS: &tls.Config{RootCAs: stranger}}, "certificate"},
+		{"TLS to a server without", nil, Options{TLS: &tls.Config{RootCAs: pool}}, "TLS"},
+		{"plain to a server with TLS", []batontest.Option{secure}, Options{}, "HELLO"},
+		{"a wrong password", []batontest.Option{batontest.WithUser("alice", "secret")}, Options{Username: "alice", Password: "wrong"}, "WRONGPASS"},
+		{"a refused dial", []batontest.Option{batontest.RefuseConnections()}, Options{}, "refused"},
+		{"a stalled handshake", []batontest.Option{batontest.StallHandshakes()}, Options{DialTimeout: 50 * time.Millisecond}, "HELLO"},
+		{"a stalled TLS handshake", []batontest.Option{secure, batontest.StallHandshakes()},
+			Options{TLS: &tls.Config{RootCAs: pool}, DialTimeout: 50 * time.Millisecond}, "TLS handshake"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			leavesNothing(t, func(t *testing.T) {
+				s := batontest.NewServer(c.s...)
+				defer s.Close()
+				c.o.Addr = s.Addr()
+				client, err := Dial(background, c.o)
+				if c.fails == "" {
+					if err != nil {
+						t.Fatal(err)
+					}
+					works(t, client, s)
+					client.Close()
+				} else if err == nil || !strings.Contains(err.Error(), c.fails) || strings.Contains(err.Error(), "secret") {
+					t.Errorf("the error does not say %q: %v", c.fails, err)
+				}
+				var v *tls.CertificateVerificationError
+				if strings.Contains(c.fails, "certificate") && !errors.As(err, &v) {
+					t.Errorf("no *tls.CertificateVerificationError: %v", err)
+				}
+				if c.fails == "refused" && !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+					t.Errorf("no ECONNREFUSED: %v", err)
+				}
+				if c.o.DialTimeout > 0 && !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("no DeadlineExceeded: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// socks5 is a small SOCKS5 proxy on loopback. It knows one user, if pass is not empty, and sends everybody to target.
+func socks5(t *testing.T, target, user, pass string, asked *atomic.Value) (addr string) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	serve := func(nc net.Conn) error {
+		defer nc.Close()
+		read := func(n int) []byte {
+			b := make([]byte, n)
+			if _, e := io.ReadFull(nc, b); e != nil {
+				err = e
+			}
+			return b
+		}
+		if head := read(2); head[0] != 5 || len(read(int(head[1]))) == 0 {
+			return errors.New("not SOCKS5")
+		}
+		if pass == "" {
+			nc.Write([]byte{5, 0})
+		} else {
+			nc.Write([]byte{5, 2})
+			u := read(int(read(2)[1]))
+			p := read(int(read(1)[0]))
+			if string(u) != user || string(p) != pass {
+				nc.Write([]byte{1, 1})
+				return nil
+			}
+			nc.Write([]byte{1, 0})
+		}
+		var host string
+		switch head := read(4); head[3] {
+		case 1:
+			host = net.IP(read(4)).String()
+		case 3:
+			host = string(read(int(read(1)[0])))
+		case 4:
+			host = net.IP(read(16)).String()
+		}
+		port := read(2)
+		asked.Store(net.JoinHostPort(host, strconv.Itoa(int(port[0])<<8|int(port[1]))))
+		up, err := net.Dial("tcp", target)
+		if err != nil {
+			nc.Write([]byte{5, 5, 0, 1, 0, 0, 0, 0, 0, 0}) // connection refused
+			return nil
+		}
+		defer up.Close()
+		nc.Write([]byte{5, 0, 0, 1, 127, 0, 0, 1, 0, 1})
+		go func() { io.Copy(struct{ io.Writer }{up}, struct{ io.Reader }{nc}); up.Close() }() // without splice, whose pipes stay open
+		io.Copy(struct{ io.Writer }{nc}, struct{ io.Reader }{up})
+		return nil
+	}
+	go func() {
+		for {
+			nc, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go serve(nc)
+		}
+	}()
+	return l.Addr().String()
+}
+
+func TestConnectingThroughAProxy(t *testing.T) {
+	for _, c := range []struct{ name, at, user, pass, scheme, fails string }{
+		{"without a user", "", "", "", "socks5", ""},
+		{"with a user", "u:secret@", "u", "secret", "socks5", ""},
+		{"with a wrong password", "u:secret@", "u", "other", "socks5", "proxy"},
+		{"that is none we know", "u:secret@", "", "", "http", "socks5://"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			leavesNothing(t, func(t *testing.T) {
+				var endpoint, asked atomic.Value
+				s := batontest.NewServer(batontest.OnCommand(func(_ int, args []string) {
+					if len(args) == 5 && strings.EqualFold(args[1], "MAINT_NOTIFICATIONS") {
+						endpoint.Store(args[4])
+					}
+				}))
+				defer s.Close()
+				proxy := socks5(t, s.Addr(), c.user, c.pass, &asked)
+				client, err := Dial(background, Options{Addr: "db.example.com:7000", Proxy: c.scheme + "://" + c.at + proxy})
+				if c.fails != "" {
+					if err == nil || !strings.Contains(err.Error(), c.fails) && !strings.Contains(err.Error(), "socks") || strings.Contains(err.Error(), "secret") {
+						t.Errorf("the error does not say %q: %v", c.fails, err)
+					}
+					return
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				works(t, client, s)
+				client.Close()
+				if asked.Load() != "db.example.com:7000" {
+					t.Errorf("the proxy was asked for %v, want the name, which is its to look up", asked.Load())
+				}
+				if endpoint.Load() != "none" {
+					t.Errorf("endpoint type %v behind a proxy, want none", endpoint.Load())
+				}
+			})
+		})
+	}
+	leavesNothing(t, func(t *testing.T) { // a proxy that accepts and says nothing
+		s := batontest.NewServer(batontest.StallHandshakes())
+		defer s.Close()
+		_, err := Dial(background, Options{Addr: "db:7000", Proxy: "socks5://" + s.Addr(), DialTimeout: 50 * time.Millisecond})
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a stalled proxy: %v, want DeadlineExceeded", err)
+		}
+	})
+}
+
+// nameServer is a resolver that answers every question about a name with the addresses that lookup gives, all in memory.
+func nameServer(lookup func(name string) []string) *net.Resolver {
+	serve := func(nc net.Conn) {
+		defer nc.Close()
+		for {
+			var size [2]byte
+			if _, err := io.ReadFull(nc, size[:]); err != nil {
+				return
+			}
+			raw := make([]byte, int(size[0])<<8|int(size[1]))
+			if _, err := io.ReadFull(nc, raw); err != nil {
+				return
+			}
+			var q dnsmessage.Message
+			if err := q.Unpack(raw); err != nil {
+				return
+			}
+			q.Response, q.Additionals = true, nil
+			addrs := lookup(strings.TrimSuffix(q.Questions[0].Name.String(), "."))
+			if addrs == nil {
+				q.RCode = dnsmessage.RCodeNameError
+			}
+			for _, a := range addrs {
+				ip := netip.MustParseAddr(a)
+				head := dnsmessage.ResourceHeader{Name: q.Questions[0].Name, Type: q.Questions[0].Type, Class: dnsmessage.ClassINET, TTL: 5}
+				switch {
+				case ip.Is4() && head.Type == dnsmessage.TypeA:
+					q.Answers = append(q.Answers, dnsmessage.Resource{Header: head, Body: &dnsmessage.AResource{A: ip.As4()}})
+				case ip.Is6() && head.Type == dnsmessage.TypeAAAA:
+					q.Answers = append(q.Answers, dnsmessage.Resource{Header: head, Body: &dnsmessage.AAAAResource{AAAA: ip.As16()}})
+				}
+			}
+			out, err := q.Pack()
+			if err != nil {
+				panic(err)
+			}
+			nc.Write(append([]byte{byte(len(out) >> 8), byte(len(out))}, out...))
+		}
+	}
+	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+		client, server := batontest.Pipe() // no net.PacketConn: the resolver speaks DNS as over TCP
+		go serve(server)
+		return client, nil
+	}}
+}
+
+func TestADialerWithoutAResolverIsGivenTheName(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		s.connect(Options{Addr: "db.example.com:7000"})
+		if got := s.dialled(); !slices.Equal(got, []string{"db.example.com:7000"}) {
+			t.Errorf("the Dialer was given %q", got)
+		}
+	})
+}
+
+// G2: every dial resolves afresh, and tries what the name stands for, one address after the other.
+func TestCaseG2ADialerWithAResolverIsGivenAddresses(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var addrs atomic.Value
+		addrs.Store([]string{"10.9.0.1"})
+		s := newScript(t)
+		s.fail = func(addr string) error {
+			if addr == "10.9.0.2:7000" || addr == "[2001:db8::9]:7000" {
+				return syscall.ECONNREFUSED
+			}
+			return nil
+		}
+		c, p := s.connect(Options{Addr: "db.example.com:7000", KeepAlive: -1, Resolver: nameServer(func(name string) []string {
+			if name != "db.example.com" {
+				return nil
+			}
+			return addrs.Load().([]string)
+		})})
+		time.Sleep(time.Minute)
+		addrs.Store([]string{"10.9.0.2", "2001:db8::9", "10.9.0.3"})
+		p.Close()
+		q := s.accept()
+		q.handshake()
+		if got := s.dialled(); got[0] != "10.9.0.1:7000" || got[len(got)-1] != "10.9.0.3:7000" {
+			t.Errorf("the Dialer was given %q", got)
+		}
+		reply := later(func() Reply { return c.Do(background, "GET", "k") })
+		q.expects("GET k")
+		q.says("+v\r\n")
+		if got, err := reply().Text(); got != "v" || err != nil {
+			t.Error(got, err)
+		}
+	})
+}
+
+// An address that does not answer must not take the time of those behind it, as with net.Dialer.
+func TestADialerWithAResolverGetsPastAnAddressThatDoesNotAnswer(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := memoryServer(t, batontest.WithAddr("10.9.0.3:7000"))
+		dial := func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if addr != s.Addr() {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			return s.Dial(ctx, network, addr)
+		}
+		c, err := Dial(background, Options{Addr: "db.example.com:7000", Dialer: dial,
+			Resolver: nameServer(func(string) []string { return []string{"10.9.0.2", "10.9.0.3"} })})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	})
+}
+
+func TestANameThatCannotBeLookedUpIsADialError(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		for name, lookup := range map[string]func(string) []string{
+			"unknown":         func(string) []string { return nil },
+			"without address": func(string) []string { return []string{} },
+			"slow":            func(string) []string { time.Sleep(time.Minute); return nil },
+		} {
+			start := time.Now()
+			c, err := Dial(background, Options{Addr: "db.example.com:7000", Resolver: nameServer(lookup),
+				Dialer: func(context.Context, string, string) (net.Conn, error) { panic("nothing to dial") }})
+			var d *net.DNSError
+			if err == nil || c != nil || !errors.As(err, &d) || time.Since(start) > 5*time.Second {
+				t.Errorf("%s: %v, %v after %v", name, c, err, time.Since(start))
+			}
+			if name == "slow" && !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("slow: %v is no DeadlineExceeded", err)
+			}
+			time.Sleep(2 * time.Minute) // for the name server
+		}
+	})
+}
+
+// A51: no name is looked up but to be dialled, in no mode.
+func TestCaseA51NoLookupForTheEndpointType(t *testing.T) {
+	for _, mode := range []Mode{Auto, Enabled, Disabled} {
+		bubble(t, func(t *testing.T) {
+			lookups := 0
+			s := memoryServer(t)
+			c := dialMemory(t, s, func(o *Options) {
+				o.Maintenance.Mode = mode
+				o.Resolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+					lookups++
+					<-ctx.Done()
+					return nil, ctx.Err()
+				}}
+			})
+			if err := c.Do(background, "PING").Err(); err != nil || lookups > 0 {
+				t.Errorf("mode %d: %v, %d lookups", mode, err, lookups)
+			}
+		})
+	}
+}
+
+// A dial that stalls at any step ends with DialTimeout, or with its context, says which step it was, and leaves nothing.
+func TestADialThatStallsEndsInTime(t *testing.T) {
+	stalls := map[string]func(t *testing.T, o *Options){
+		"connect": func(t *testing.T, o *Options) {
+			o.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) { <-ctx.Done(); return nil, ctx.Err() }
+		},
+		"connect, deaf to its context": func(t *testing.T, o *Options) {
+			o.Dialer = func(context.Context, string, string) (net.Conn, error) {
+				time.Sleep(time.Hour)
+				client, server := batontest.Pipe()
+				go func() {
+					if _, err := server.Read(make([]byte, 1)); err != io.EOF {
+						t.Errorf("the connection that came too late was not closed: %v", err)
+					}
+				}()
+				return client, nil
+			}
+		},
+		"credentials": func(t *testing.T, o *Options) {
+			o.Credentials = func(ctx context.Context) (string, string, error) { <-ctx.Done(); return "", "", ctx.Err() }
+		},
+		"credentials, deaf to their context": func(t *testing.T, o *Options) {
+			o.Credentials = func(context.Context) (string, string, error) { time.Sleep(time.Hour); return "", "", nil }
+		},
+		"TLS handshake": func(t *testing.T, o *Options) {
+			s := newScript(t)
+			s.attend(func(p *peer) { io.Copy(io.Discard, p) })
+			o.Dialer, o.TLS = s.dial, &tls.Config{}
+		},
+	}
+	for step, command := range map[string]string{"HELLO": "HELLO", "SETINFO": "CLIENT SETINFO", "SELECT": "SELECT", "PING": "PING", "opt-in": "CLIENT MAINT"} {
+		stalls[step] = func(t *testing.T, o *Options) {
+			s := newScript(t)
+			s.attend(func(p *peer) { p.serve(answers{command: ""}.to) })
+			o.Dialer = s.dial
+			if step == "SELECT" {
+				o.DB = 1
+			}
+		}
+		stalls[step+", half of the answer"] = func(t *testing.T, o *Options) {
+			s := newScript(t)
+			s.attend(func(p *peer) { p.serve(answers{command: "%7\r\n+ser"}.to) })
+			o.Dialer = s.dial
+			if step == "SELECT" {
+				o.DB = 1
+			}
+		}
+		stalls[step+", pushes for ever"] = func(t *testing.T, o *Options) {
+			s := newScript(t)
+			s.attend(func(p *peer) {
+				p.serve(func(c string) string {
+					for strings.HasPrefix(c, command) {
+						if _, err := io.WriteString(p, ">1\r\n+foo\r\n"); err != nil {
+							break
+						}
+						time.Sleep(time.Millisecond)
+					}
+					return answers(nil).to(c)
+				})
+			})
+			o.Dialer = s.dial
+			if step == "SELECT" {
+				o.DB = 1
+			}
+		}
+	}
+	for name, stall := range stalls {
+		for _, how := range []string{"DialTimeout", "a deadline", "a cancellation"} {
+			t.Run(name+"/"+how, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					o := Options{Addr: "10.9.0.1:6379"}
+					stall(t, &o)
+					ctx, cancel := context.WithCancel(background)
+					want, limit := context.DeadlineExceeded, 5*time.Second
+					switch how {
+					case "DialTimeout":
+					case "a deadline":
+						limit = time.Second
+						ctx, cancel = context.WithTimeout(background, limit)
+					case "a cancellation":
+						limit, want = time.Second, context.Canceled
+						time.AfterFunc(limit, cancel)
+					}
+					defer cancel()
+					start := time.Now()
+					c, err := Dial(ctx, o)
+					if took := time.Since(start); took != limit {
+						t.Errorf("it took %v, want %v", took, limit)
+					}
+					if c != nil || !errors.Is(err, want) {
+						t.Errorf("%v, %v, want %v", c, err, want)
+					}
+					step, _, _ := strings.Cut(name, ",")
+					if step = map[string]string{"connect": "dial", "opt-in": "PING"}[step]; step != "" && !strings.Contains(err.Error(), step) {
+						t.Errorf("the error does not say %q: %v", step, err)
+					}
+					time.Sleep(2 * time.Hour) // for what was left behind to show itself
+				})
+			})
+		}
+	}
+}
+
+// D13, and LOADING: not ready means try again, at whichever step it is said, within DialTimeout.
+func TestCaseD13NotReadyMeansTryAgain(t *testing.T) {
+	for _, command := range []string{"HELLO", "SELECT", "PING"} {
+		for _, raw := range []string{"-LOADING Redis is loading the dataset in memory\r\n", "-MASTERDOWN Link with MASTER is down\r\n", "-BUSY Redis is busy running a script\r\n"} {
+			t.Run(command+raw[:5], func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					s, start := newScript(t), time.Now()
+					s.attend(func(p *peer) {
+						p.serve(func(c string) string {
+							if strings.HasPrefix(c, command) && time.Since(start) < 2*time.Second {
+								return raw
+							}
+							return answers(nil).to(c)
+						})
+					})
+					c := dialOptions(t, Options{Addr: "10.9.0.1:6379", DB: 1, Dialer: s.dial})
+					if took := time.Since(start); took < 2*time.Second || took > 3*time.Second {
+						t.Errorf("it took %v", took)
+					}
+					if n := len(s.dialled()); n < 3 || n > 12 {
+						t.Errorf("%d dials within 2 s", n)
+					}
+					if err := c.Do(background, "PING").Err(); err != nil {
+						t.Error(err)
+					}
+				})
+				bubble(t, func(t *testing.T) { // it never becomes ready
+					start := time.Now()
+					s := newScript(t)
+					s.attend(func(p *peer) { p.serve(answers{command: raw}.to) })
+					_, err := Dial(background, Options{Addr: "10.9.0.1:6379", DB: 1, Dialer: s.dial})
+					var server *ServerError
+					if !errors.As(err, &server) || server.Code != raw[1:strings.Index(raw, " ")] || time.Since(start) > 5*time.Second {
+						t.Errorf("%v after %v", err, time.Since(start))
+					}
+					ctx, cancel := context.WithTimeout(background, time.Second)
+					defer cancel()
+					if _, err = Dial(ctx, Options{Addr: "10.9.0.1:6379", DB: 1, Dialer: s.dial}); !errors.Is(err, context.DeadlineExceeded) {
+						t.Errorf("when ctx ran out: %v, want DeadlineExceeded as Dial's doc says", err)
+					}
+				})
+			})
+		}
+	}
+	bubble(t, func(t *testing.T) { // from a command it is an answer as any other
+		s := newScript(t)
+		s.attend(func(p *peer) { p.serve(answers{"GET": "-MASTERDOWN Link with MASTER is down\r\n"}.to) })
+		c := dialOptions(t, Options{Addr: "10.9.0.1:6379", Dialer: s.dial})
+		err := c.Do(background, "GET", "k").Err()
+		var server *ServerError
+		if !errors.As(err, &server) || server.Code != "MASTERDOWN" || MaybeExecuted(err) || len(s.dialled()) != 1 {
+			t.Errorf("%v, %d dials", err, len(s.dialled()))
+		}
+	})
+}
+
+// --- commands ---
+
+// scripted is a client of a scripted server on whose connections every command gets a's answer.
+func scripted(t *testing.T, o Options, a answers) (*Client, *script) {
+	t.Helper()
+	s := newScript(t)
+	s.attend(func(p *peer) { p.serve(a.to) })
+	o.Addr, o.Dialer = cmp.Or(o.Addr, "10.9.0.1:6379"), s.dial
+	return dialOptions(t, o), s
+}
+
+func TestArgumentsOfEveryTypeGoOverTheWire(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c, p := newScript(t).connect(Options{})
+		reply := later(func() Reply {
+			return c.Do(background, "SET", []byte("k\r\n\x00"), "", []byte(nil), int(-1), int8(-8), int16(16), int32(-32), int64(-1<<63), uint(1), uint8(8), uint16(16),
+				uint32(32), uint64(1<<64-1), float32(0.1), 1e300, true, false)
+		})
+		p.expects("SET k\r\n\x00   -1 -8 16 -32 -9223372036854775808 1 8 16 32 18446744073709551615 0.1 1e+300 1 0")
+		p.says("+OK\r\n")
+		if err := reply().Err(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestArgumentsThatCannotBeSentSendNothing(t *testing.T) {
+	type myString string
+	bubble(t, func(t *testing.T) {
+		c, p := newScript(t).connect(Options{})
+		for name, args := range map[string][]any{
+			"none": {}, "nil": {"GET", nil}, "a struct": {"GET", struct{}{}}, "a slice": {"GET", []string{"k"}}, "a pointer": {"GET", new(int)},
+			"an error": {"GET", io.EOF}, "a duration": {"EXPIRE", "k", time.Second}, "a time": {"SET", "k", time.Now()}, "a type of one's own": {"GET", myString("k")},
+			"complex": {"GET", 1i}, "a map": {"GET", map[string]string{}}, "the command's name is wrong": {nil}, "the last of many": {"MSET", "a", 1, "b", nil},
+		} {
+			dst := []byte("as it was")
+			var b Batch
+			b.Add("PING")
+			b.Add(args...)
+			b.Add("PING")
+			_, batchErr := c.DoBatch(background, &b)
+			dst, appendErr := c.DoAppend(background, dst, args...)
+			for _, err := range []error{c.Do(background, args...).Err(), appendErr, batchErr} {
+				if err == nil || MaybeExecuted(err) || !strings.HasPrefix(err.Error(), "baton: ") {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+			if string(dst) != "as it was" {
+				t.Errorf("%s: DoAppend returned %q", name, dst)
+			}
+			b.Reset()
+			if replies, err := c.DoBatch(background, &b); replies != nil || err != nil {
+				t.Errorf("an empty batch: %v, %v", replies, err)
+			}
+		}
+		go c.Do(background, "ECHO", "first")
+		p.expects("ECHO first")
+		if s := c.Stats(); s.InFlight != 1 || s.Backlog != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// design.md, "What may be sent where".
+func TestWhatMayNotBeSentHereIsRefusedAndNothingSent(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c, p := newScript(t).connect(Options{})
+		for _, text := range []string{
+			"SUBSCRIBE a", "PSUBSCRIBE a", "SSUBSCRIBE a", "UNSUBSCRIBE", "PUNSUBSCRIBE a", "SUNSUBSCRIBE a", "MONITOR", "SELECT 1", "AUTH p", "AUTH u p", "HELLO", "HELLO 3",
+			"RESET", "QUIT", "MULTI", "EXEC", "DISCARD", "WATCH k", "UNWATCH", "READONLY", "READWRITE", "ASKING", "SYNC", "PSYNC ? -1",
+			"CLIENT REPLY OFF", "CLIENT TRACKING ON", "CLIENT CACHING YES", "CLIENT SETNAME x", "CLIENT NO-EVICT ON", "CLIENT NO-TOUCH ON", "CLIENT MAINT_NOTIFICATIONS ON",
+			"BLPOP k 0", "BRPOP k 0", "BLMOVE a b LEFT LEFT 0", "BLMPOP 0 1 k LEFT", "BRPOPLPUSH a b 0", "BZPOPMIN k 0", "BZPOPMAX k 0", "BZMPOP 0 1 k MIN",
+			"XREAD BLOCK 0 STREAMS s $", "XREAD COUNT 1 BLOCK 0 STREAMS s $", "XREADGROUP GROUP g me BLOCK 0 STREAMS s >", "XREADGROUP GROUP g me COUNT 1 BLOCK 0 NOACK STREAMS s >",
+			"XREADGROUP GROUP streams me BLOCK 0 STREAMS s >", "XREADGROUP GROUP g streams BLOCK 0 STREAMS s >", "XREADGROUP BLOCK 0 GROUP g me STREAMS s >",
+			"WAIT 1 0", "WAITAOF 1 0 0",
+		} {
+			for _, spelled := range []string{text, strings.ToLower(text), text[:1] + strings.ToLower(text[1:])} {
+				var asStrings, asBytes []any
+				for _, word := range strings.Fields(spelled) {
+					asStrings, asBytes = append(asStrings, word), append(asBytes, []byte(word))
+				}
+				for _, args := range [][]any{asStrings, asBytes} {
+					err := c.Do(background, args...).Err()
+					_, appendErr := c.DoAppend(background, nil, args...)
+					for _, err := range []error{err, appendErr} {
+						if !errors.Is(err, ErrNotHere) || MaybeExecuted(err) || !strings.Contains(err.Error(), strings.Fields(text)[0]) {
+							t.Errorf("%s: %v", spelled, err)
+						}
+					}
+					if strings.HasPrefix(text, "WAIT") {
+						continue // they may go in a batch, once that has a connection of its own
+					}
+					var b Batch
+					b.Add("PING")
+					b.Add(args...)
+					if replies, err := c.DoBatch(background, &b); !errors.Is(err, ErrNotHere) || MaybeExecuted(err) || replies != nil {
+						t.Errorf("%s in a batch: %v, %v", spelled, replies, err)
+					}
+				}
+			}
+		}
+		if s := c.Stats(); s.Sent != 0 || s.InFlight != 0 || s.Backlog != 0 {
+			t.Errorf("something was sent: %+v", s)
+		}
+		go c.Do(background, "PING")
+		p.expects("PING")
+	})
+}
+
+func TestWhatMayBeSentIsSent(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c, _ := scripted(t, Options{}, nil)
+		for _, text := range []string{
+			"CLIENT GETNAME", "CLIENT ID", "CLIENT", "client list", "CLIENT INFO", "CLIENT UNBLOCK 7", "CLIENT KILL ID 7", "PUBLISH a b", "SPUBLISH a b", "XREAD STREAMS s 0", "XREAD COUNT 1 STREAMS s 0",
+			"XREAD STREAMS BLOCK 0", "XREAD STREAMS block s 0 0", "XREADGROUP GROUP g me STREAMS s >", "XREADGROUP GROUP g me STREAMS BLOCK >", "XREADGROUP GROUP block me STREAMS s >",
+			"XREADGROUP GROUP g block STREAMS s >", "GET SELECT", "SET MULTI EXEC", "PUBSUB CHANNELS", "LPOP k", "LMPOP 1 k LEFT", "ZMPOP 1 k MIN", "EVAL x 0", "WAITFOR", "SELECTED",
+			"A-VERY-LONG-COMMAND-NAME-THAT-NO-BUFFER-HOLDS-THAT-IS-MEANT-FOR-NAMES", "XREAD", "ACL WHOAMI", "COMMAND", "PING",
+		} {
+			var args []any
+			for _, word := range strings.Fields(text) {
+				args = append(args, word)
+			}
+			if err := c.Do(background, args...).Err(); err != nil {
+				t.Errorf("%s: %v", text, err)
+			}
+		}
+	})
+}
+
+func TestDoAppend(t *testing.T) {
+	big := strings.Repeat("x", 200<<10)
+	for _, c := range []struct {
+		raw, want string
+		fails     bool
+	}{
+		{"$5\r\nhello\r\n", "hello", false},
+		{"$0\r\n\r\n", "", false},
+		{"+OK\r\n", "OK", false},
+		{"=9\r\ntxt:hello\r\n", "hello", false},
+		{"(12345678901234567890123\r\n", "12345678901234567890123", false},
+		{"$?\r\n;3\r\nhel\r\n;2\r\nlo\r\n;0\r\n", "hello", false},
+		{"|1\r\n+ttl\r\n:3\r\n$5\r\nhello\r\n", "hello", false},
+		{"$204800\r\n" + big + "\r\n", big, false},
+		{"_\r\n", "", true},
+		{"$-1\r\n", "", true},
+		{":1\r\n", "", true},
+		{"*1\r\n+a\r\n", "", true},
+		{"#t\r\n", "", true},
+		{"-WRONGTYPE no\r\n", "", true},
+		{"!5\r\nERR x\r\n", "", true},
+	} {
+		bubble(t, func(t *testing.T) {
+			client, _ := scripted(t, Options{}, answers{"GET": c.raw})
+			for _, room := range []int{0, 3, 1 << 20} {
+				dst := append(make([]byte, 0, room+3), "as "...)
+				got, err := client.DoAppend(background, dst, "GET", "k")
+				if (err != nil) != c.fails || string(got) != "as "+c.want || MaybeExecuted(err) {
+					t.Errorf("%.40q: %.40q, %v", c.raw, got, err)
+				}
+				if room >= len(c.want) && len(got) > 0 && &got[0] != &dst[0] {
+					t.Errorf("%.40q: dst had room, and was not used", c.raw)
+				}
+			}
+		})
+	}
+}
+
+// dst belongs to the caller again when DoAppend has returned, whenever the reply comes.
+func TestDoAppendDoesNotWriteToDstAfterItsReturn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c, p := newScript(t).connect(Options{})
+		for i := range 200 {
+			dst := make([]byte, 0, 64)
+			ctx, cancel := context.WithCancel(background)
+			result := later(func() error {
+				got, err := c.DoAppend(ctx, dst, "GET", "k")
+				if err == nil && string(got) != "hello" || err != nil && len(got) > 0 {
+					t.Errorf("%q, %v", got, err)
+				}
+				clear(dst[:cap(dst)])
+				return err
+			})
+			p.expects("GET k")
+			if i%2 == 0 {
+				cancel()
+				err := result()
+				if !errors.Is(err, context.Canceled) || !MaybeExecuted(err) {
+					t.Fatal(err)
+				}
+				p.says("$5\r\nhello\r\n")
+				synctest.Wait()
+			} else { // both at once
+				go cancel()
+				p.says("$5\r\nhello\r\n")
+				result()
+				synctest.Wait()
+			}
+			if s := string(dst[:cap(dst)]); strings.Trim(s, "\x00") != "" {
+				t.Fatalf("dst was written to: %q", s)
+			}
+			cancel()
+		}
+	})
+}
+
+// C4, C6: a batch gets as many replies as it has commands, in their order, errors among them.
+func TestCaseC4C6ABatchGetsAllItsReplies(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c, _ := scripted(t, Options{}, answers{"FAIL": "-ERR no\r\n", "HGETALL": "%1\r\n+a\r\n+b\r\n", "NULL": "_\r\n"})
+		var b Batch
+		for round := range 3 {
+			b.Reset()
+			b.Add("FAIL")
+			b.Add("ECHO", round)
+			b.Add("FAIL")
+			b.Add("NULL")
+			b.Add("HGETALL", "h")
+			if b.Len() != 5 {
+				t.Fatalf("Len is %d", b.Len())
+			}
+			replies, err := c.DoBatch(background, &b)
+			if err != nil || len(replies) != 5 {
+				t.Fatal(replies, err)
+			}
+			text, _ := replies[1].Text()
+			var s *ServerError
+			if !errors.As(replies[0].Err(), &s) || text != strconv.Itoa(round) || replies[2].Err() == nil || !replies[3].IsNull() || replies[4].Kind() != KindMap {
+				t.Errorf("%v", replies)
+			}
+			if MaybeExecuted(replies[0].Err()) {
+				t.Error("a server's error was maybe executed")
+			}
+			if got, _ := c.Do(background, "ECHO", "next").Text(); got != "next" {
+				t.Errorf("the next command read %q", got)
+			}
+		}
+		b.Reset()
+		b.Add("HGETALL", "h")
+		if replies, err := c.DoBatch(background, &b); err != nil || len(replies) != 1 || replies[0].Kind() != KindMap {
+			t.Errorf("a batch of one: %v, %v", replies, err)
+		}
+		if replies, err := c.DoBatch(background, &Batch{}); err != nil || len(replies) != 0 {
+			t.Errorf("an empty batch: %v, %v", replies, err)
+		}
+	})
+}
+
+// A batch is the caller's again after the call, also when its caller left: what is then added does not reach the server.
+func TestABatchMayBeReusedAfterTheCall(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		c, p := s.connect(Options{})
+		p.Close() // so that the batch waits in the backlog
+		synctest.Wait()
+		var b Batch
+		b.Add("SET", "a", 1)
+		b.Add("SET", "b", 2)
+		ctx, cancel := context.WithCancel(background)
+		result := later(func() error { _, err := c.DoBatch(ctx, &b); return err })
+		p = s.accept()
+		go func() { time.Sleep(time.Millisecond); p.handshake() }()
+		time.Sleep(2 * time.Millisecond)
+		p.expects("SET a 1")
+		cancel()
+		if err := result(); !MaybeExecuted(err) {
+			t.Error(err)
+		}
+		b.Reset()
+		b.Add("SET", "x", 9)
+		p.expects("SET b 2")
+	})
+}
+
+// When a connection is cut in the middle of a batch, the replies that came are kept.
+func TestABatchThatIsCutKeepsTheRepliesThatCame(t *testing.T) {
+	for replies := range 5 {
+		bubble(t, func(t *testing.T) {
+			s := newScript(t)
+			c, p := s.connect(Options{})
+			var b Batch
+			for i := range 4 {
+				b.Add("ECHO", i)
+			}
+			type result struct {
+				replies []Reply
+				err     error
+			}
+			got := later(func() result { r, err := c.DoBatch(background, &b); return result{r, err} })
+			p.expects("ECHO 0", "ECHO 1", "ECHO 2", "ECHO 3")
+			for i := range replies {
+				p.says(fmt.Sprintf(":%d\r\n", i))
+				synctest.Wait()
+			}
+			p.Close()
+			r := got()
+			switch {
+			case replies == 4:
+				if r.err != nil || len(r.replies) != 4 {
+					t.Errorf("all came: %v", r)
+				}
+			case !MaybeExecuted(r.err) || errors.Is(r.err, io.EOF) == false:
+				t.Errorf("%d came: the error is %v", replies, r.err)
+			case replies > 0 && len(r.replies) != 4:
+				t.Errorf("%d came: %v", replies, r.replies)
+			}
+			for i, reply := range r.replies {
+				if n, err := reply.Int64(); i < replies && (err != nil || n != int64(i)) || i >= replies && !MaybeExecuted(err) {
+					t.Errorf("%d came: reply %d is %v, %v", replies, i, n, err)
+				}
+			}
+			s.accept()
+		})
+	}
+}
+
+// A caller who leaves in the middle of a batch's replies does not disturb anybody.
+func TestABatchWhoseCallerLeavesInTheMiddle(t *testing.T) {
+	for replies := range 4 {
+		bubble(t, func(t *testing.T) {
+			c, p := newScript(t).connect(Options{})
+			var b Batch
+			for i := range 4 {
+				b.Add("ECHO", i)
+			}
+			ctx, cancel := context.WithCancel(background)
+			got := later(func() error { _, err := c.DoBatch(ctx, &b); return err })
+			p.expects("ECHO 0", "ECHO 1", "ECHO 2", "ECHO 3")
+			for i := range replies {
+				p.says(fmt.Sprintf(":%d\r\n", i))
+			}
+			synctest.Wait()
+			cancel()
+			if err := got(); !errors.Is(err, context.Canceled) || !MaybeExecuted(err) {
+				t.Errorf("%v", err)
+			}
+			next := later(func() Reply { return c.Do(background, "ECHO", "next") })
+			p.expects("ECHO next")
+			for i := replies; i < 4; i++ {
+				p.says(fmt.Sprintf(":%d\r\n", i))
+			}
+			p.says("+next\r\n")
+			if got, err := next().Text(); got != "next" {
+				t.Errorf("the next command read %q, %v", got, err)
+			}
+			if n := c.Stats().InFlight; n != 0 {
+				t.Errorf("%d in flight", n)
+			}
+		})
+	}
+}
+
+// MaybeExecuted is true of an error exactly if bytes of the command may have reached a server and no reply came.
+func TestMaybeExecutedInEveryEnding(t *testing.T) {
+	get := func(c *Client, ctx context.Context) func() error {
+		return later(func() error { return c.Do(ctx, "GET", "k").Err() })
+	}
+	over, cancelled := context.WithCancel(background)
+	cancelled()
+	for _, c := range []struct {
+		name  string
+		o     Options
+		end   func(t *testing.T, s *script, c *Client, p *peer) error
+		is    error
+		maybe bool
+	}{
+		{"the context was over before", Options{}, func(t *testing.T, s *script, c *Client, p *peer) error {
+			return c.Do(over, "GET", "k").Err()
+		}, context.Canceled, false},
+		{"the client was closed before", Options{}, func(t *testing.T, s *script, c *Client, p *peer) error {
+			c.Close()
+			return c.Do(background, "GET", "k").Err()
+		}, ErrClosed, false},
+		{"the client was shut down before", Options{}, func(t *testing.T, s *script, c *Client, p *peer) error {
+			c.Shutdown(background)
+			return c.Do(background, "GET", "k").Err()
+		}, ErrClosed, false},
+		{"C11: time out in the backlog", Options{}, func(t *testing.T, s *script, c *Client, p *peer) error {
+			p.Close()
+			synctest.Wait()
+			err := get(c, background)()
+			if !strings.Contains(err.Error(), "never sent") {
+				t.Errorf("the error does not say that it was never sent: %v", err)
+			}
+			return err
+		}, ErrTimeout, false},
+		{"cancelled in the backlog", Options{}, func(t *testing.T, s *script, c *Client, p *peer) error {
+			p.Close()
+			synctest.Wait()
+			ctx, cancel := context.WithTimeout(background, time.Second)
+			defer cancel()
+			return get(c, ctx)()
+		}, context.DeadlineExceeded, false},
+		{"closed in the backlog", Options{}, func(t *testing.T, s *script, c *Client, p *peer) error {
+			p.Close()
+			synctest.Wait()
+			err := get(c, background)
+			synctest.Wait()
+			c.Close()
+			return err()
+		}, ErrClosed, false},
+		{"shut down in the backlog, for too long", Options{}, func(t *testing.T, s *script, c *Client, p *peer) error {
+			p.Close()
+			synctest.Wait()
+			err := get(c, background)
+			synctest.Wait()
+			ctx, cancel := context.WithTimeout(background, time.Second)
+			defer cancel()
+			if err := c.Shutdown(ctx); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("Shutdown: %v", err)
+			}
+			return err()
+		}, ErrClosed, false},
+		{"the backlog was full", Options{MaxBacklog: 2}, func(t *testing.T, s *script, c *Client, p *peer) error {
+			p.Close()
+			synctest.Wait()
+			get(c, background)
+			get(c, background)
+			synctest.Wait()
+			return c.Do(background, "GET", "k").Err()
+		}, ErrBacklogFull, false},
+		{"FailFast without a connection", Options{Backlog: FailFast}, func(t *testing.T, s *script, c *Client, p *peer) error {
+			p.Close()
+			synctest.Wait()
+			return c.Do(background, "GET", "k").Err()
+		}, ErrNoConnection, false},
+		{"FailFast, unwritten when the connection was lost", Options{Backlog: FailFast, MaxInFlight: 1}, func(t *testing.T, s *script, c *Client, p *peer) error {
+			get(c, background)
+			p.expects("GET k")
+			err := get(c, background)
+			synctest.Wait()
+			p.Close()
+			return err()
+		}, ErrNoConnection, false},
+		{"a server's error", Options{}, func(t *testing.T, s *script, c *Client, p *peer) error {
+			err := get(c, background)
+			p.expects("GET k")
+			p.says("-LOADING wait\r\n")
+			return err()
+		}, nil, false},
+		{"C15: cut off", Options{}, func(t *testing.T, s *script, c *Client, p *peer) error {
+			err := get(c, background)
+			p.expects("GET k")
+			p.Close()
+			return err()
+		}, io.EOF, true},
+		{"C7: reset", Options{}, func(t *testing.T, s *script, c *Client, p *peer) error {
+			err := get(c, background)
+			p.expects("GET k")
+			p.Conn.(interface{ Reset() }).Reset()
+			return err()
+		}, syscall.ECONNRESET, true},
+		{"cut off in the middle of the reply", Options{}, func(t *testing.T, s *script, c *Client, p *peer) error {
+			err := get(c, background)
+			p.expects("GET k")
+			p.says("$5\r\nhel")
+			p.Close()
+			return err()
+		}, io.EOF, true},
+		{"half-closed by the server", Options{}, func(t *testing.T, s *script, c *Client, p *peer) error {
+			err := get(c, background)
+			p.expects("GET k")
+			p.Conn.(interface{ CloseWrite() error }).CloseWrite()
+			return err()
+		}, io.EOF, true},
+		{"timed out", Options{}, func(t *testing.T, s *script, c *Client, p *peer) error {
+			return get(c, background)()
+		}, ErrTimeout, true},
+		{"cancelled in flight", Options{}, func(t *testing.T, s *script, c *Client, p *peer) error {
+			ctx, cancel := context.WithCancel(background)
+			err := get(c, ctx)
+			p.expects("GET k")
+			cancel()
+			return err()
+		}, context.Canceled, true},
+		{"closed in flight", Options{}, func(t *testing.T, s *script, c *Client, p *peer) error {
+			err := get(c, background)
+			p.expects("GET k")
+			c.Close()
+			return err()
+		}, ErrClosed, true},
+		{"shut down in flight, for too long", Options{}, func(t *testing.T, s *script, c *Client, p *peer) error {
+			err := get(c, background)
+			p.expects("GET k")
+			ctx, cancel := context.WithTimeout(background, time.Second)
+			defer cancel()
+			c.Shutdown(ctx)
+			return err()
+		}, ErrClosed, true},
+		{"answered with garbage", Options{}, func(t *testing.T, s *script, c *Client, p *peer) error {
+			err := get(c, background)
+			p.expects("GET k")
+			p.says("HTTP/1.1 400 Bad Request\r\n")
+			e := err()
+			if !strings.Contains(e.Error(), "HTTP/1.1 400") {
+				t.Errorf("the error does not say what was seen: %v", e)
+			}
+			return e
+		}, nil, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				s := newScript(t)
+				client, p := s.connect(c.o)
+				s.fail = func(string) error { return syscall.ECONNREFUSED }
+				err := c.end(t, s, client, p)
+				if err == nil || c.is != nil && !errors.Is(err, c.is) || MaybeExecuted(err) != c.maybe {
+					t.Errorf("%v: maybe executed: %v, want %v and %v", err, MaybeExecuted(err), c.is, c.maybe)
+				}
+				if MaybeExecuted(fmt.Errorf("wrapped: %w", err)) != c.maybe {
+					t.Errorf("wrapped, it is another")
+				}
+				if c.is != context.Canceled && errors.Is(err, context.Canceled) {
+					t.Errorf("%v is Canceled, which nobody did", err)
+				}
+			})
+		})
+	}
+	if MaybeExecuted(nil) || MaybeExecuted(io.EOF) {
+		t.Error("nil, or somebody else's error, was maybe executed")
+	}
+}

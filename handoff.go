@@ -141,14 +141,14 @@ func (r *relaxation) observe(n *notification, t tick) (fresh, opened, closed boo
 			r.windows[n.kind] = TickDeadline{}
 		}
 		r.tailLocked(t)
-		return true, false, closed
+		return true, false, closed && r.m.RelaxedTimeout > 0
 	}
 	if !r.windows[n.kind].pendingAt(t) {
 		r.openers[n.kind] = 0 // those of a window that ended by itself
 	}
 	r.openers[n.kind]++
 	r.windows[n.kind].extendTo(t.add(min(max(n.window, r.m.RelaxedTimeout), r.m.RelaxedWindowMax)))
-	return true, true, false
+	return true, r.m.RelaxedTimeout > 0, false
 }
 
 func (r *relaxation) tailLocked(t tick) {
@@ -182,7 +182,7 @@ func (r *relaxation) effective(timeout time.Duration, t tick) time.Duration {
 	return timeout
 }
 
-// Handoff is the timeline of one handoff. A time is zero while its step has not come.
+// Handoff is the timeline of one handoff of all connections of a client. A time is zero while its step has not come for each.
 type Handoff struct {
 	Seq       int64  // the sequence number of the announcement
 	Successor string // empty: none was named
@@ -198,6 +198,29 @@ type Handoff struct {
 	HeldMax  time.Duration // the longest that one of them did
 	Lingered int           // commands that the old connection answered after the promotion
 	Cut      int           // commands that were in flight on it when it was cut off
+}
+
+// merge makes of the timelines of several bridges in one handoff that of them all: a step has come when it has come for the
+// last of them. Of different handoffs the later stays.
+func (h *Handoff) merge(o *Handoff) {
+	if o.Received != h.Received || o.Seq != h.Seq {
+		if o.Received.After(h.Received) {
+			*h = *o
+		}
+		return
+	}
+	for at, other := range map[*time.Time]time.Time{&h.Began: o.Began, &h.Ready: o.Ready, &h.Promoted: o.Promoted, &h.Closed: o.Closed} {
+		if at.IsZero() || other.IsZero() {
+			*at = time.Time{}
+		} else if other.After(*at) {
+			*at = other
+		}
+	}
+	if o.Holding.After(h.Holding) {
+		h.Holding = o.Holding
+	}
+	h.HeldMax = max(h.HeldMax, o.HeldMax)
+	h.Held, h.Lingered, h.Cut = h.Held+o.Held, h.Lingered+o.Lingered, h.Cut+o.Cut
 }
 
 // handoff is the state of one bridge's handoff, changed by step alone, under the bridge's lock.

@@ -17,6 +17,7 @@ type announcement struct {
 	numbered  bool   // seq was given; 0 is a real one
 	successor string // host:port, or empty: none is named
 	received  tick   // when it was first read
+	wall      time.Time
 	window    time.Duration
 }
 
@@ -53,7 +54,7 @@ func (p *pin) announce(n *notification, t tick, take func() uint64) announcement
 	defer p.mu.Unlock()
 	isCopy := !n.numbered || p.a.numbered && n.seq <= p.a.seq
 	if !p.rememberedLocked(t) || !isCopy {
-		p.a = announcement{take(), n.seq, n.numbered, n.successor, t, n.window}
+		p.a = announcement{take(), n.seq, n.numbered, n.successor, t, time.Now(), n.window}
 		p.tried = false
 	}
 	return p.a

@@ -37,7 +37,7 @@ const (
 	KindPush
 )
 
-const typeBytes = "_$+:,#(=*%~->" + "!" /* also KindError */ + "|;." /* not replies */
+const typeBytes = "_$+:,#(=*%~->" + "!" /* KindError, too */ + "|;." /* no values */
 
 var kindNames = [...]string{"null", "string", "status", "integer", "float", "boolean", "big integer", "verbatim string",
 	"array", "map", "set", "error", "push"}
@@ -239,8 +239,8 @@ type limits struct{ reply, depth, elements int }
 const (
 	idleBuffer = 16 << 10 // the read buffer of a connection that does little
 	busyBuffer = 64 << 10 // its size once a read has filled it; larger reads save no system calls worth having
-	keepBuffer = 1 << 20  // a larger buffer is given back as soon as it is not needed,
-	keepReads  = 16       // a smaller one after so many reads in a row that busyBuffer was enough for
+	keepReads  = 16       // a larger buffer is given back after so many reads in a row that busyBuffer was enough for,
+	keepBuffer = 1 << 20  // one larger than this after the first
 	minRead    = 512      // reading into less room would take needlessly many calls
 	readAhead  = 1 << 20  // memory taken on the word of a header, before the bytes are there
 	takeOver   = 32 << 10 // a text from this size on is left where it is rather than copied
@@ -262,15 +262,16 @@ type frame struct {
 type item struct {
 	tag  byte
 	kind Kind   // if it is a value
-	n    int64  // a number as in Reply; or how many values follow inside, -1 if it is streamed
+	n    int64  // a number, as in Reply; or how many values follow inside, -1 if it is streamed
 	text []byte // in the buffer
 	end  int    // where the next item begins
 }
 
-// level is an aggregate that the scanner is inside of; '$' is a streamed string.
+// level is an aggregate, or a streamed string ('$'), that the scanner is inside of. left is how many values are to come; if it
+// is streamed, -1 less those that have come: never 0.
 type level struct {
 	tag  byte
-	left int64 // values to come; if it is streamed, -1 less those that have come: never 0
+	left int
 }
 
 // decoder makes replies of bytes, in two passes. The scanner (next) validates everything and finds the end of a top-level
@@ -293,6 +294,7 @@ type decoder struct {
 	pos         int     // the item that is scanned next; nothing before it is looked at again
 	searched    int     // its line does not end before here
 	want        int     // bytes from begin on that its string needs; 0 is unknown
+	item        item    // what read has read last, for either pass
 }
 
 func newDecoder(l limits) *decoder { return &decoder{limits: l} }
@@ -313,16 +315,17 @@ func (d *decoder) readFrom(r io.Reader) (int, error) {
 // makeRoom drops what is consumed. What is left moves once for each value, and again only when the buffer doubles or reaches
 // the size that the value needs: the work is linear in the bytes, however they arrive.
 func (d *decoder) makeRoom() {
-	rest, size := len(d.buf)-d.begin, cap(d.buf)
+	rest, size := d.buffered(), cap(d.buf)
 	if d.quiet++; max(rest, d.want) > busyBuffer {
 		d.quiet = 0
 	}
-	if d.given || size > keepBuffer+busyBuffer && d.quiet > 0 || size > busyBuffer && d.quiet >= keepReads {
-		size = 0
-	}
-	size = max(size, idleBuffer)
-	if d.filled {
+	switch {
+	case d.given, size > busyBuffer && d.quiet >= keepReads, size > busyBuffer+keepBuffer && d.quiet > 0:
+		size = idleBuffer
+	case d.filled:
 		size = max(size, busyBuffer)
+	default:
+		size = max(size, idleBuffer)
 	}
 	if d.want <= rest+max(rest, readAhead) {
 		size = max(size, d.want)
@@ -366,9 +369,7 @@ func (d *decoder) scan() bool {
 		top = d.stack[len(d.stack)-1]
 	}
 	inside := slices.ContainsFunc(d.stack, func(l level) bool { return l != level{'|', 1} }) // of more than attributes
-	switch {                                                                                 // by the first byte: what does not speak RESP is found out at once
-	case strings.IndexByte(typeBytes, tag) < 0:
-		return d.fail(at, "unknown type")
+	switch {
 	case (top.tag == '$') != (tag == ';'):
 		return d.fail(at, "a streamed string and its parts belong together")
 	case tag == '.' && (top.left >= 0 || top.tag == '%' && top.left%2 == 0):
@@ -377,33 +378,32 @@ func (d *decoder) scan() bool {
 		// Some servers have put a push into an array. Whether it stands for an element or beside them cannot be known,
 		// and a wrong guess gives callers each other's replies.
 		return d.fail(at, "push inside another value")
-	}
-	it, ok := d.item(at)
-	if !ok {
+	case !d.read(at):
 		return false
 	}
+	it := &d.item
+	d.pos = it.end
+	d.text += len(it.text)
 	if !inside {
 		d.kind = it.kind
 	}
-	d.pos = it.end
-	d.text += len(it.text)
 	switch {
 	case tag == ';' && len(it.text) > 0:
 		return true
 	case tag == ';' || tag == '.':
 		d.stack = d.stack[:len(d.stack)-1]
-	case it.n < 0 && it.kind == KindString || it.kind >= KindArray && it.kind != KindError:
+	case it.kind >= KindArray && it.kind != KindError || it.kind == KindString && it.n < 0:
+		left := max(int(it.n), -1) + 1 // with the header as one that ends below, which does for empty aggregates, too
+		if tag == '|' {
+			left++
+		}
 		if len(d.stack) >= d.limits.depth {
 			return d.fail(at, "reply nested too deeply")
 		}
-		l := level{tag: tag, left: max(it.n, -1) + 1} // one more for the header, which ends below: empty aggregates need no care
-		if tag == '|' {
-			l.left++
-		}
-		d.stack = append(d.stack, l)
-		d.elems += int(max(it.n, 0))
+		d.stack = append(d.stack, level{tag: tag, left: left})
+		d.elems += max(int(it.n), 0)
 	}
-	for ; len(d.stack) > 0; d.stack = d.stack[:len(d.stack)-1] { // a value ends here, and all of which it is the last one
+	for ; len(d.stack) > 0; d.stack = d.stack[:len(d.stack)-1] { // a value ends, and whatever it is the last part of
 		top := &d.stack[len(d.stack)-1]
 		if top.left--; top.left < 0 {
 			d.elems++
@@ -415,113 +415,94 @@ func (d *decoder) scan() bool {
 	return d.elems <= d.limits.elements || d.fail(at, "reply of too many elements")
 }
 
-// item reads and checks the item at an offset of the buffer. False: not all of it is there, or it is a violation.
-func (d *decoder) item(at int) (it item, ok bool) {
+// read reads and checks the item at an offset of the buffer. False: not all of it is there, or it is a violation.
+func (d *decoder) read(at int) (ok bool) {
 	from := at + 1
 	if at == d.pos {
 		from = max(from, d.searched)
 	}
 	i := bytes.IndexByte(d.buf[from:], '\n')
-	it = item{tag: d.buf[at], end: from + i + 1}
+	it := &d.item
+	*it = item{tag: d.buf[at], end: from + i + 1}
 	if i < 0 {
 		it.end, d.searched = len(d.buf), len(d.buf)
 	}
+	kind := strings.IndexByte(typeBytes, it.tag)
 	switch {
+	case kind < 0:
+		return d.fail(at, "unknown type") // found out by one byte, for whoever speaks something else
 	case it.end-d.begin > d.limits.reply:
-		return it, d.fail(at, "reply of too many bytes")
+		return d.fail(at, "reply of too many bytes")
 	case i < 0:
-		return it, false
+		return false
 	case it.end-at < 3 || d.buf[it.end-2] != '\r':
-		return it, d.fail(at, "line feed without carriage return")
+		return d.fail(at, "line feed without carriage return")
 	}
+	it.kind = Kind(kind)
 	line := d.buf[at+1 : it.end-2]
-	it.kind = Kind(strings.IndexByte(typeBytes, it.tag))
 	switch it.tag {
+	case '$', '*', '%', '~', '>', '=', '!', '|', ';':
+		return d.readSized(at, line)
 	case '+', '-':
 		it.text, ok = line, bytes.IndexByte(line, '\r') < 0
 	case '(':
 		sign := bytes.TrimRight(line, "0123456789")
 		it.text, ok = line, len(sign) < len(line) && slices.Contains([]string{"", "-", "+"}, string(sign))
 	case ':':
-		it.n, ok = parseInt(line)
+		n, err := strconv.ParseInt(string(line), 10, 64)
+		it.n, ok = n, err == nil
 	case ',':
 		f, isFloat := parseFloat(string(line))
 		it.n, ok = int64(math.Float64bits(f)), isFloat
 	case '#':
-		it.n, ok = int64(strings.Index("ft", string(line))), len(line) == 1
-		ok = ok && it.n >= 0
+		it.n, ok = int64(strings.Index("ft", string(line))), string(line) == "t" || string(line) == "f"
 	case '_', '.':
 		ok = len(line) == 0
-	default:
-		return d.sized(it, at, line)
 	}
-	return it, ok || d.fail(at, "malformed value")
+	return ok || d.fail(at, "malformed value")
 }
 
-// sized is item for a string or an aggregate: its header is a length, '?' if it is streamed, or -1 for null.
-func (d *decoder) sized(it item, at int, line []byte) (item, bool) {
-	n, ok := parseInt(line)
-	ok = ok && line[0] >= '0' && len(line) < 20 // only digits, and few: it is read again when the bytes behind it arrive
-	isString := strings.IndexByte("$!=;", it.tag) >= 0
-	room := d.limits.elements
-	if isString {
-		room = d.limits.reply - (it.end - d.begin) - 2
-	}
+// readSized is read for what begins with a length: '?' if it is streamed, -1 for protocol 2's nulls.
+func (d *decoder) readSized(at int, line []byte) bool {
+	it := &d.item
+	n, err := strconv.Atoi(string(line))
+	isString := strings.IndexByte("$=!;", it.tag) >= 0
 	switch {
 	case string(line) == "-1" && (it.tag == '$' || it.tag == '*'):
 		it.kind = KindNull
-		return it, true
+		return true
 	case string(line) == "?" && strings.IndexByte("$*%~>", it.tag) >= 0:
 		it.n = -1
-		return it, true
-	case !ok || it.tag == '=' && n < 4:
-		return it, d.fail(at, "malformed length")
-	case n > int64(room):
-		return it, d.fail(at, "length beyond the limit")
+		return true
+	case err != nil || line[0] < '0' || len(line) > 19 || it.tag == '=' && n < 4:
+		return d.fail(at, "malformed length") // more digits are none: they are read again whenever bytes of the string arrive
+	case it.tag == ';' && n == 0:
+		return true
+	case isString && n > d.limits.reply-(it.end-d.begin)-2, !isString && n > d.limits.elements:
+		return d.fail(at, "length beyond the limit")
 	case it.tag == '%' || it.tag == '|':
 		n *= 2
 		fallthrough
 	case !isString:
-		it.n = n
-		return it, true
-	case it.tag == ';' && n == 0:
-		return it, true
+		it.n = int64(n)
+		return true
+	case it.end+n+2 > len(d.buf):
+		d.want = it.end + n + 2 - d.begin
+		return false
 	case it.tag == '!':
 		it.kind = KindError
 	}
-	start, end := it.end, it.end+int(n)+2
+	it.text = d.buf[it.end : it.end+n]
+	it.end += n + 2
 	switch {
-	case end > len(d.buf):
-		d.want = end - d.begin
-		return it, false
-	case d.buf[end-2] != '\r' || d.buf[end-1] != '\n':
-		return it, d.fail(at, "string does not end where its length says")
-	case it.tag == '=' && d.buf[start+3] != ':':
-		return it, d.fail(at, "verbatim string without its type")
+	case string(d.buf[it.end-2:it.end]) != "\r\n":
+		return d.fail(at, "string does not end where its length says")
+	case it.tag == '=' && it.text[3] != ':':
+		return d.fail(at, "verbatim string without its type")
 	case it.tag == '=':
-		start += 4
+		it.text = it.text[4:]
 	}
-	it.text, it.end = d.buf[start:end-2], end
-	return it, true
-}
-
-// parseInt reads a decimal int64 with an optional sign, exactly.
-func parseInt(p []byte) (int64, bool) {
-	negative := len(p) > 0 && p[0] == '-'
-	if negative || len(p) > 0 && p[0] == '+' {
-		p = p[1:]
-	}
-	var n uint64
-	for _, c := range p {
-		if c -= '0'; c > 9 || n > math.MaxInt64/10 {
-			return 0, false
-		}
-		n = n*10 + uint64(c) // at most 2^63 + 1, which does not wrap
-	}
-	if negative {
-		return -int64(n), len(p) > 0 && n <= 1<<63
-	}
-	return int64(n), len(p) > 0 && n < 1<<63
+	return true
 }
 
 // parseFloat reads a float in decimal, an infinity or a NaN ("-nan" is how C prints some). Go's parser alone takes more.
@@ -536,8 +517,8 @@ func parseFloat(s string) (float64, bool) {
 	return f, err == nil
 }
 
-// takesOver reports whether the text of a frame is left where it is, and the buffer to its Reply: if it is one long string, or so
-// much that the buffer would not be kept anyway; but not if the buffer is much larger than the text that would hold on to it.
+// takesOver reports whether the text of a frame stays where it is, and the buffer becomes its Reply's: if it is one long string,
+// or so much that the buffer would not be kept; but not if the buffer is much larger than the text that would hold on to it.
 func (d *decoder) takesOver(f frame) bool {
 	return f.text >= takeOver && f.text >= cap(d.buf)/4 && (f.elems == 0 || f.text >= keepBuffer)
 }
@@ -558,9 +539,7 @@ func (d *decoder) replies(fs []frame, out []Reply) {
 			b.need += f.text
 		}
 	}
-	if elems > 0 {
-		b.elems = make([]Reply, elems)
-	}
+	b.elems = make([]Reply, elems)
 	for i, f := range fs {
 		b.pos, b.inPlace = f.start, d.takesOver(f)
 		d.given = d.given || b.inPlace // the buffer is the reply's from here on
@@ -571,17 +550,12 @@ func (d *decoder) replies(fs []frame, out []Reply) {
 	}
 }
 
-// appendText appends the text of a frame to dst, by the rules of Reply.Text. It never takes the buffer, and allocates nothing
-// but a larger dst, errors, and what attributes and streamed strings need.
+// appendText appends the text of a frame to dst, by the rules of Reply.Text. It never takes the buffer over, and allocates
+// nothing but a larger dst, errors, and what attributes and streamed strings need.
 func (d *decoder) appendText(dst []byte, f frame) ([]byte, error) {
-	r := Reply{kind: f.kind}
-	if f.kind < KindArray || f.kind == KindError {
-		b := builder{d: d, pos: f.start, need: f.text, inPlace: f.kind != KindError}
-		if f.elems > 0 {
-			b.elems = make([]Reply, f.elems)
-		}
-		b.value(&r)
-	}
+	b := builder{d: d, pos: f.start, need: f.text, inPlace: f.kind != KindError, elems: make([]Reply, f.elems)}
+	var r Reply
+	b.value(&r)
 	text, err := r.Text()
 	return append(dst, text...), err
 }
@@ -596,19 +570,19 @@ type builder struct {
 	elems   []Reply         // what is left of the block of elements
 }
 
-func (b *builder) item() item {
-	it, ok := b.d.item(b.pos)
-	if !ok {
+// next reads the next item.
+func (b *builder) next() *item {
+	if !b.d.read(b.pos) {
 		panic("baton: BUG: a frame is not complete and correct")
 	}
-	b.pos = it.end
-	return it
+	b.pos = b.d.item.end
+	return &b.d.item
 }
 
 // value builds the value at pos into r.
 func (b *builder) value(r *Reply) {
-	it := b.item()
-	for ; it.tag == '|'; it = b.item() {
+	it := b.next()
+	for ; it.tag == '|'; it = b.next() {
 		b.elements(it.n) // dropped: an attribute's memory is wasted, but servers send next to none
 	}
 	r.kind = it.kind
@@ -620,7 +594,7 @@ func (b *builder) value(r *Reply) {
 		r.elems = b.elements(it.n)
 	case it.kind == KindString && it.n < 0:
 		var s []byte
-		for it = b.item(); len(it.text) > 0; it = b.item() {
+		for it = b.next(); len(it.text) > 0; it = b.next() {
 			s = append(s, it.text...)
 		}
 		r.str = string(s)
@@ -637,7 +611,7 @@ func (b *builder) elements(n int64) []Reply {
 			elems = append(elems, Reply{})
 			b.value(&elems[len(elems)-1])
 		}
-		b.item()
+		b.next()
 		return slices.Clip(elems)
 	}
 	elems := b.elems[:n:n]

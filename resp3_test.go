@@ -962,7 +962,7 @@ func framesOf(t testing.TB, wire string) (*decoder, []frame) {
 	return d, fs
 }
 
-func TestAllocations(t *testing.T) {
+func TestCodecAllocations(t *testing.T) {
 	pin := func(name string, most float64, f func()) {
 		t.Helper()
 		if got := testing.AllocsPerRun(200, f); got > most {

@@ -23,6 +23,9 @@ import (
 
 var background = context.Background()
 
+// The net package makes a channel of its own when it first looks a name up. Made in a bubble it could not be used elsewhere.
+func init() { (&net.Resolver{PreferGo: true}).LookupHost(background, "localhost") }
+
 // bubble runs f in virtual time. When f returns nothing may be left running in it.
 func bubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()

@@ -34,9 +34,6 @@ func (t tick) add(span time.Duration) tick {
 // until is the time from t to u, negative if u is earlier.
 func (t tick) until(u tick) time.Duration { return time.Duration(u - t) }
 
-// wall is t as a wall-clock time, for people and logs.
-func (t tick) wall() time.Time { return time.Now().Add(now().until(t)) }
-
 // TickDeadline is a moment on the monotonic clock that can be set, and moved later, but never earlier. The zero TickDeadline is
 // unset. Once passed it stays as the record of when it passed. All methods may be called by any goroutine at any time; a
 // TickDeadline must not be copied after its first use.

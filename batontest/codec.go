@@ -6,7 +6,6 @@ package batontest
 import (
 	"bytes"
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 )
@@ -168,19 +167,33 @@ func appendBulk[T []byte | string](b []byte, v T) []byte {
 	return append(b, '\r', '\n')
 }
 
-// appendPush encodes a push frame of strings, integers, nil and nested lists.
-func appendPush(b []byte, elems []any) []byte {
-	b = appendHead(b, '>', len(elems))
-	for _, e := range elems {
-		b = appendValue(b, e)
-	}
-	return b
-}
+// Replies that are not what their Go type suggests.
+type (
+	status    string // +OK
+	fault     string // -ERR …
+	verbatim  string // a string to protocol 2, as numbers are that are not integers
+	raw       string // RESP already
+	dict      []any  // keys and values in turn; an array to protocol 2, as the next two
+	set       []any
+	push      []any
+	several   []any               // one after another
+	noList    struct{}            // a null which in protocol 2 differs from others
+	unchanged struct{ reply any } // of a command that has changed nothing
+)
 
-func appendValue(b []byte, v any) []byte {
+// oneLine keeps what a client has said from ending the line that quotes it.
+var oneLine = strings.NewReplacer("\r", " ", "\n", " ")
+
+// appendValue encodes for protocol 2 or 3.
+func appendValue(b []byte, proto int, v any) []byte {
+	three := proto == 3
 	switch v := v.(type) {
 	case nil:
-		return append(b, "_\r\n"...)
+		return append(b, pick(three, "_\r\n", "$-1\r\n")...)
+	case noList:
+		return append(b, pick(three, "_\r\n", "*-1\r\n")...)
+	case *entry:
+		return appendBulk(b, v.str)
 	case string:
 		return appendBulk(b, v)
 	case []byte:
@@ -190,31 +203,63 @@ func appendValue(b []byte, v any) []byte {
 	case int64:
 		return appendHead(b, ':', int(v))
 	case bool:
-		if v {
-			return append(b, "#t\r\n"...)
-		}
-		return append(b, "#f\r\n"...)
+		return append(b, pick(v, pick(three, "#t\r\n", ":1\r\n"), pick(three, "#f\r\n", ":0\r\n"))...)
 	case float64:
-		return append(append(append(b, ','), formatFloat(v)...), "\r\n"...)
+		text := strconv.FormatFloat(v, 'g', -1, 64)
+		if !three {
+			return appendBulk(b, text)
+		}
+		return append(append(append(b, ','), text...), "\r\n"...)
+	case status:
+		return append(append(append(b, '+'), v...), "\r\n"...)
+	case fault:
+		return append(append(append(b, '-'), oneLine.Replace(string(v))...), "\r\n"...)
+	case verbatim:
+		if !three {
+			return appendBulk(b, string(v))
+		}
+		return append(appendHead(b, '=', len(v)+4), "txt:"+v+"\r\n"...)
+	case raw:
+		return append(b, v...)
+	case dict:
+		if !three {
+			return appendAll(appendHead(b, '*', len(v)), proto, v)
+		}
+		return appendAll(appendHead(b, '%', len(v)/2), proto, v)
+	case set:
+		return appendAll(appendHead(b, pick(three, byte('~'), '*'), len(v)), proto, v)
+	case push:
+		return appendAll(appendHead(b, pick(three, byte('>'), '*'), len(v)), proto, v)
 	case []any:
-		b = appendHead(b, '*', len(v))
-		for _, e := range v {
-			b = appendValue(b, e)
-		}
-		return b
+		return appendAll(appendHead(b, '*', len(v)), proto, v)
 	case []string:
-		b = appendHead(b, '*', len(v))
-		for _, e := range v {
-			b = appendBulk(b, e)
-		}
-		return b
+		return appendAll(appendHead(b, '*', len(v)), proto, anys(v))
+	case several:
+		return appendAll(b, proto, v)
+	case unchanged:
+		return appendValue(b, proto, v.reply)
 	}
-	panic(fmt.Sprintf("batontest: cannot encode %T in a push frame", v))
+	panic(fmt.Sprintf("batontest: %T cannot be sent", v))
 }
 
-func formatFloat(f float64) string {
-	if math.IsInf(f, 0) {
-		return strings.TrimPrefix(strings.ToLower(strconv.FormatFloat(f, 'g', -1, 64)), "+")
+func appendAll(b []byte, proto int, values []any) []byte {
+	for _, v := range values {
+		b = appendValue(b, proto, v)
 	}
-	return strings.ToLower(strconv.FormatFloat(f, 'g', 17, 64))
+	return b
+}
+
+func anys[T any](list []T) []any {
+	out := make([]any, len(list))
+	for i, v := range list {
+		out[i] = v
+	}
+	return out
+}
+
+func pick[T any](first bool, a, b T) T {
+	if first {
+		return a
+	}
+	return b
 }

@@ -84,7 +84,7 @@ func TestScannerFindsEndsWhereverTheStreamIsCut(t *testing.T) {
 }
 
 func TestPushFrames(t *testing.T) {
-	got := appendPush(nil, []any{"SMIGRATED", 19, int64(2), nil, true, 1.5, []byte("b"), []any{[]string{"a:1", "b:2", "8892-8991"}, []any{}}})
+	got := appendValue(nil, 3, push{"SMIGRATED", 19, int64(2), nil, true, 1.5, []byte("b"), []any{[]string{"a:1", "b:2", "8892-8991"}, []any{}}})
 	want := ">8\r\n$9\r\nSMIGRATED\r\n:19\r\n:2\r\n_\r\n#t\r\n,1.5\r\n$1\r\nb\r\n" +
 		"*2\r\n*3\r\n$3\r\na:1\r\n$3\r\nb:2\r\n$9\r\n8892-8991\r\n*0\r\n"
 	equal(t, "frame", string(got), want)
@@ -93,7 +93,7 @@ func TestPushFrames(t *testing.T) {
 			t.Error("a struct was encoded")
 		}
 	}()
-	appendPush(nil, []any{struct{}{}})
+	appendValue(nil, 3, struct{}{})
 }
 
 func FuzzParseCommand(f *testing.F) {

@@ -3,6 +3,7 @@ package batontest
 import (
 	"fmt"
 	"io"
+	"net"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -89,7 +90,7 @@ var conversation = []struct{ command, reply, reply3 string }{
 	{"LPOP l 1", "*-1\r\n", "_\r\n"},
 	{"BLPOP l l2 1", "*2\r\n$2\r\nl2\r\n$1\r\na\r\n", ""},
 	{"BLPOP l 1", "*-1\r\n", "_\r\n"},
-	{"BLMOVE l l2 LEFT LEFT 1", "$-1\r\n", "_\r\n"},
+	{"BLMOVE l l2 LEFT LEFT 1", "*-1\r\n", "_\r\n"},
 	{"BLPOP l -1", "-ERR timeout is negative\r\n", ""},
 	{"BLPOP l x", "-ERR timeout is not a float or out of range\r\n", ""},
 	{"LPUSH s x", "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n", ""},
@@ -142,9 +143,10 @@ var conversation = []struct{ command, reply, reply3 string }{
 	{"SET t 1", "+QUEUED\r\n", ""},
 	{"INCR t", "+QUEUED\r\n", ""},
 	{"BLPOP nolist 0", "+QUEUED\r\n", ""},
+	{"BLMOVE nolist l LEFT LEFT 0", "+QUEUED\r\n", ""},
 	{"GET set", "+QUEUED\r\n", ""},
-	{"EXEC", "*4\r\n+OK\r\n:2\r\n*-1\r\n-WRONGTYPE Operation against a key holding the wrong kind of value\r\n",
-		"*4\r\n+OK\r\n:2\r\n_\r\n-WRONGTYPE Operation against a key holding the wrong kind of value\r\n"},
+	{"EXEC", "*5\r\n+OK\r\n:2\r\n*-1\r\n$-1\r\n-WRONGTYPE Operation against a key holding the wrong kind of value\r\n",
+		"*5\r\n+OK\r\n:2\r\n_\r\n_\r\n-WRONGTYPE Operation against a key holding the wrong kind of value\r\n"},
 	{"EXEC", "-ERR EXEC without MULTI\r\n", ""},
 	{"MULTI", "+OK\r\n", ""},
 	{"SET t 5", "+QUEUED\r\n", ""},
@@ -188,6 +190,29 @@ func TestConversation(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// The table above is true of Redis itself, as far as the one at hand knows the command.
+func TestConversationMatchesRedis(t *testing.T) {
+	conn, err := net.Dial("unix", realRedis(t))
+	c := newTalker(t, conn, err)
+	for _, line := range conversation {
+		t.Log(line.command)
+		switch words := strings.Fields(line.command); {
+		case line.command == "CLIENT SETINFO lib-name x", strings.Contains(line.command, "MAINT_"), words[0] == "DEBUG", words[0] == "PTTL":
+		case strings.HasPrefix(line.command, "SET e 1 EXAT"):
+			c.ask("SET e 1 EX 100", "+OK\r\n")
+		case strings.HasPrefix(line.reply, "*2\r\n"): // of a set or of KEYS: in any order
+			c.say(line.command)
+			c.hear(line.reply[:4])
+			c.r.Discard(len(line.reply) - 4)
+		case words[0] == "HGETALL":
+			c.say(line.command)
+			c.r.Discard(len(line.reply))
+		default:
+			c.ask(line.command, line.reply)
+		}
 	}
 }
 

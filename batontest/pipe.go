@@ -129,6 +129,13 @@ func (c *pipeConn) Write(b []byte) (n int, err error) {
 	}
 }
 
+// room is how much can be written without blocking, if nobody else writes.
+func (c *pipeConn) room() int {
+	c.out.mu.Lock()
+	defer c.out.mu.Unlock()
+	return pipeBuffer - (len(c.out.buf) - c.out.off)
+}
+
 func (s *stream) add(b []byte) int {
 	if s.off > 0 && len(s.buf)+len(b) > cap(s.buf) || s.off == len(s.buf) {
 		s.buf = s.buf[:copy(s.buf, s.buf[s.off:])]

@@ -128,6 +128,9 @@ func (l *link) passCommands() {
 				return
 			}
 			p.r += n
+			if v.delay > 0 {
+				p.wait(nil, v.delay)
+			}
 			l.interject(v.answer)
 			continue
 		}
@@ -173,23 +176,21 @@ func (l *link) judge(args [][]byte) verdict {
 			v.replies = int64(max(1, len(args)-1))
 		}
 	}
-	if h := n.hookFor(args); h != (hook{}) {
-		v = h.judge(l.p, args, v)
+	if len(*n.hooks.Load()) > 0 {
+		name, _ := resolve(args)
+		l.apply(n.hookFor(name), name, &v)
 	}
 	return v
 }
 
-func (h hook) judge(p *peer, args [][]byte, v verdict) verdict {
+func (l *link) apply(h hook, name string, v *verdict) {
 	v.delay = h.delay
-	raw := h.raw
-	if h.deny {
-		name, _ := resolve(args)
-		raw = noPermission(name)
+	switch {
+	case h.raw != "":
+		v.answer = func() { l.p.push([]byte(h.raw)) }
+	case h.deny:
+		v.answer = func() { l.p.push(appendValue(nil, 3, noPermission(name))) }
 	}
-	if raw != "" {
-		v.answer = func() { p.push([]byte(raw)) }
-	}
-	return v
 }
 
 func isWord(b []byte, word string) bool {

@@ -252,7 +252,8 @@ func texts(args [][]byte) []string {
 	return s
 }
 
-// SelfSigned makes a certificate for these names and IP addresses, and the pool that trusts it. It is valid for a day.
+// SelfSigned makes a certificate for these names and IP addresses, and the pool that trusts it. It is
+// valid by the clock of a bubble, too. It panics on failure.
 func SelfSigned(hosts ...string) (tls.Certificate, *x509.CertPool) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	must(err)

@@ -190,20 +190,24 @@ func (v *verdict) write(out io.Writer) {
 	v.writeTimeline(out)
 	fmt.Fprintf(out, "\n%-10s %12s %10s %10s %10s %10s\n", "", "commands", "p50", "p99", "p99.9", "longest")
 	for s := before; s <= after; s++ {
-		writeRow(out, s.String(), &v.parts[s])
+		if v.parts[s].count > 0 {
+			writeRow(out, s.String(), &v.parts[s])
+		}
 	}
 	writeRow(out, "whole run", &v.whole)
 	fmt.Fprintln(out)
 	if !v.l.announced.IsZero() {
 		at := v.parts[during].maxAt - v.l.announced.Sub(v.l.began)
-		fmt.Fprintf(out, "longest stall: %.1f ms (it ended %.0f ms after the announcement); before the announcement %.1f ms\n",
-			v.MaxStallMS, millis(at), v.MaxStallBeforeMS)
+		fmt.Fprintf(out, "longest stall: %.1f ms before the announcement, %.1f ms after it, ending at %.0f ms\n",
+			v.MaxStallBeforeMS, v.MaxStallMS, millis(at))
 	}
 	if v.firstErr != nil {
 		fmt.Fprintf(out, "first error: %v\n", v.firstErr)
 	}
-	fmt.Fprintf(out, "%s: %s commands in %.1f s, %s failed (%s of them maybe executed), %s lost, %s executed twice\n", v.word(),
-		group(v.Commands), v.l.ended.Sub(v.l.began).Seconds(), group(v.Failed), group(v.MaybeExecuted), group(uint64(v.Lost)), group(uint64(v.ExecutedTwice)))
+	fmt.Fprintf(out, "%s commands in %.1f s: %s failed, %s of them maybe executed, %s lost, %s executed twice\n",
+		group(v.Commands), v.l.ended.Sub(v.l.began).Seconds(), group(v.Failed), group(v.MaybeExecuted),
+		group(uint64(v.Lost)), group(uint64(v.ExecutedTwice)))
+	fmt.Fprintln(out, v.word())
 }
 
 func (v *verdict) word() string {
