@@ -83,7 +83,7 @@ func size(n int) string {
 func callers(b *testing.B, n int, do func(caller int) error) {
 	b.Helper()
 	var wg sync.WaitGroup
-	var failed atomic.Pointer[error]
+	failed := make(chan error, n)
 	if err := do(0); err != nil { // warms up
 		b.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func callers(b *testing.B, n int, do func(caller int) error) {
 		wg.Go(func() {
 			for range times {
 				if err := do(caller); err != nil {
-					failed.Store(&err)
+					failed <- err
 					return
 				}
 			}
@@ -105,8 +105,8 @@ func callers(b *testing.B, n int, do func(caller int) error) {
 	}
 	wg.Wait()
 	b.StopTimer()
-	if err := failed.Load(); err != nil {
-		b.Fatal(*err)
+	if len(failed) > 0 {
+		b.Fatal(<-failed)
 	}
 }
 
@@ -172,31 +172,25 @@ func (n *naive) do(args ...any) (texts []string, err error) {
 
 func BenchmarkDo(b *testing.B) {
 	addr := benchServer(b)
-	for _, payload := range payloads {
-		value := strings.Repeat("y", payload)
-		for _, parallel := range parallels {
-			name := fmt.Sprintf("payload=%s/parallel=%d/", size(payload), parallel)
-			b.Run("op=GET/"+name[:len(name)-1], func(b *testing.B) {
-				contexts(b, func(b *testing.B, ctx context.Context) {
-					c := benchClient(b, addr, payload)
-					callers(b, parallel, func(int) error { return c.Do(ctx, "GET", benchKey).Err() })
+	for _, op := range []string{"GET", "SET"} {
+		for _, payload := range payloads {
+			args := []any{op, benchKey}
+			if op == "SET" {
+				args = append(args, strings.Repeat("y", payload))
+			}
+			for _, parallel := range parallels {
+				b.Run(fmt.Sprintf("op=%s/payload=%s/parallel=%d", op, size(payload), parallel), func(b *testing.B) {
+					contexts(b, func(b *testing.B, ctx context.Context) {
+						c := benchClient(b, addr, payload)
+						callers(b, parallel, func(int) error { return c.Do(ctx, args...).Err() })
+					})
+					b.Run("context=background/client=naive", func(b *testing.B) {
+						benchClient(b, addr, payload)
+						n := newNaive(b, addr)
+						callers(b, parallel, func(int) error { _, err := n.do(args...); return err })
+					})
 				})
-				b.Run("context=background/client=naive", func(b *testing.B) {
-					benchClient(b, addr, payload)
-					n := newNaive(b, addr)
-					callers(b, parallel, func(int) error { _, err := n.do("GET", benchKey); return err })
-				})
-			})
-			b.Run("op=SET/"+name[:len(name)-1], func(b *testing.B) {
-				contexts(b, func(b *testing.B, ctx context.Context) {
-					c := benchClient(b, addr, payload)
-					callers(b, parallel, func(int) error { return c.Do(ctx, "SET", benchKey, value).Err() })
-				})
-				b.Run("context=background/client=naive", func(b *testing.B) {
-					n := newNaive(b, addr)
-					callers(b, parallel, func(int) error { _, err := n.do("SET", benchKey, value); return err })
-				})
-			})
+			}
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -1578,5 +1580,739 @@ func TestMaybeExecutedInEveryEnding(t *testing.T) {
 	}
 	if MaybeExecuted(nil) || MaybeExecuted(io.EOF) {
 		t.Error("nil, or somebody else's error, was maybe executed")
+	}
+}
+
+// --- whose reply is whose ---
+
+// C1, C3, C5, C16: a caller who leaves, by its context or its Timeout, leaves its place in line behind, and nobody reads
+// somebody else's reply; the connection is not closed for it.
+func TestCaseC1C3C5C16NobodyReadsSomebodyElsesReply(t *testing.T) {
+	for _, o := range []Options{{}, {Timeout: 3 * time.Millisecond}, {Timeout: -1}, {MaxInFlight: 7}, {Conns: 3}, {Timeout: 8 * time.Millisecond, MaxInFlight: 3, MaxBacklog: 20}} {
+		bubble(t, func(t *testing.T) {
+			s := newScript(t)
+			s.attend(func(p *peer) {
+				random := rand.New(rand.NewPCG(1, 2))
+				p.serve(func(command string) string {
+					if command != "PING" && !strings.HasPrefix(command, "CLIENT") && !strings.HasPrefix(command, "HELLO") && random.IntN(8) == 0 {
+						time.Sleep(time.Duration(random.IntN(2000)) * time.Microsecond)
+					}
+					return strings.Repeat(">2\r\n+foo\r\n_\r\n", random.IntN(20)/19) + answers(nil).to(command)
+				})
+			})
+			o.Addr, o.Dialer = "10.9.0.1:6379", s.dial
+			c := dialOptions(t, o)
+			var wg sync.WaitGroup
+			var done, left atomic.Int64
+			for w := range 24 {
+				wg.Go(func() {
+					random := rand.New(rand.NewPCG(7, uint64(w)))
+					dst := make([]byte, 0, 64)
+					for i := range 150 {
+						ctx, cancel := context.WithCancel(background)
+						switch random.IntN(4) {
+						case 0:
+							ctx, cancel = context.WithTimeout(ctx, time.Duration(random.IntN(2000))*time.Microsecond)
+						case 1:
+							go func() {
+								for range random.IntN(5) {
+									runtime.Gosched()
+								}
+								cancel()
+							}()
+						}
+						want, got := fmt.Sprintf("%d:%d", w, i), ""
+						var err error
+						switch random.IntN(3) {
+						case 0:
+							got, err = c.Do(ctx, "ECHO", want).Text()
+						case 1:
+							dst, err = c.DoAppend(ctx, dst[:0], "ECHO", want)
+							got = string(dst)
+						case 2:
+							var b Batch
+							b.Add("ECHO", want)
+							b.Add("SET", "k", "v")
+							b.Add("ECHO", want)
+							var replies []Reply
+							if replies, err = c.DoBatch(ctx, &b); err == nil {
+								first, _ := replies[0].Text()
+								if got, err = replies[2].Text(); first != got {
+									t.Errorf("a batch read %q and %q", first, got)
+								}
+							}
+						}
+						cancel()
+						switch {
+						case err == nil && got == want:
+							done.Add(1)
+						case err == nil:
+							t.Errorf("the reply to %q is %q", want, got)
+						case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded), errors.Is(err, ErrTimeout), errors.Is(err, ErrBacklogFull):
+							left.Add(1)
+						default:
+							t.Errorf("%q: %v", want, err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			time.Sleep(20 * time.Second) // what is left is answered, and dropped
+			if st := c.Stats(); st.InFlight != 0 || st.Backlog != 0 || st.Reconnects != 0 || st.Conns != max(o.Conns, 1) {
+				t.Errorf("afterwards: %+v", st)
+			}
+			if done.Load() == 0 || left.Load() == 0 {
+				t.Errorf("%d succeeded and %d left: the test shows nothing", done.Load(), left.Load())
+			}
+		})
+	}
+}
+
+// B3, B4, B5, B22: pushes before, between and behind replies, in one segment or byte by byte, are never taken for replies.
+func TestCaseB3B5B22PushesAreNeverTakenForReplies(t *testing.T) {
+	const invalidate, unknown, orphan = ">2\r\n$10\r\ninvalidate\r\n_\r\n", ">2\r\n$3\r\nfoo\r\n*1\r\n%1\r\n+a\r\n_\r\n", ">3\r\n$12\r\nsunsubscribe\r\n$8\r\nchannel1\r\n:0\r\n"
+	for name, raw := range map[string]string{
+		"before":             invalidate + "+one\r\n",
+		"behind":             "+one\r\n" + invalidate,
+		"both":               unknown + "+one\r\n" + invalidate,
+		"many":               strings.Repeat(unknown+invalidate+orphan, 300) + "+one\r\n" + strings.Repeat(invalidate, 300),
+		"B10 sunsubscribe":   orphan + "+one\r\n" + orphan,
+		"B12 unsubscribe":    ">3\r\n$11\r\nunsubscribe\r\n_\r\n:0\r\n+one\r\n",
+		"empty":              ">0\r\n+one\r\n>0\r\n",
+		"of numbers":         ">2\r\n:1\r\n:2\r\n+one\r\n",
+		"with an attribute":  "|1\r\n+a\r\n:1\r\n>1\r\n+foo\r\n+one\r\n",
+		"streamed":           ">?\r\n+foo\r\n+bar\r\n.\r\n+one\r\n",
+		"a malformed MOVING": ">2\r\n$6\r\nMOVING\r\n*0\r\n>1\r\n+MOVING\r\n>4\r\n+MOVING\r\n_\r\n_\r\n*1\r\n_\r\n+one\r\n",
+		"a MOVED in time":    orphan + "-MOVED 1 ?:6379\r\n",
+	} {
+		for _, chunk := range []int{0, 1, 7} {
+			bubble(t, func(t *testing.T) {
+				s := newScript(t)
+				c, p := s.connect(Options{Dialer: through(s.dial, func(nc net.Conn) net.Conn { return &chunked{nc, chunk} })})
+				for range 3 {
+					first := later(func() Reply { return c.Do(background, "GET", "a") })
+					p.expects("GET a")
+					second := later(func() Reply { return c.Do(background, "GET", "b") })
+					p.expects("GET b")
+					p.says(raw + "$3\r\ntwo\r\n")
+					if name == "a MOVED in time" {
+						if err := first().Err(); err == nil || err.Error() != "MOVED 1 ?:6379" {
+							t.Errorf("%s, chunk %d: %v", name, chunk, err)
+						}
+					} else if got, err := first().Text(); got != "one" {
+						t.Errorf("%s, chunk %d: the first reply is %q, %v", name, chunk, got, err)
+					}
+					if got, err := second().Text(); got != "two" {
+						t.Errorf("%s, chunk %d: the second reply is %q, %v", name, chunk, got, err)
+					}
+				}
+				if n := len(s.dialled()); n != 1 {
+					t.Errorf("%s, chunk %d: %d dials", name, chunk, n)
+				}
+			})
+		}
+	}
+}
+
+// B10: a reply that no command asked for breaks the connection; nobody gets it.
+func TestCaseB10AReplyThatNobodyAskedForBreaksTheConnection(t *testing.T) {
+	for name, c := range map[string]struct {
+		asked int    // commands in flight
+		raw   string // what the server says, with asked replies in front
+		seen  string
+	}{
+		"when idle":                        {0, "+stray\r\n", "+stray"},
+		"when idle, an error":              {0, "-ERR max number of clients reached\r\n", "max number of clients"},
+		"when idle, a null":                {0, "_\r\n", "_"},
+		"behind the last reply":            {2, "+1\r\n+2\r\n+stray\r\n", "+stray"},
+		"behind a push":                    {1, "+1\r\n>1\r\n+foo\r\n$5\r\nstray\r\n", "stray"},
+		"garbage when idle":                {0, "HTTP/1.1 400 Bad Request\r\n", `"H`},
+		"garbage behind the replies":       {2, "+1\r\n+2\r\n\r\n", `"\r`},
+		"a bad length behind the replies":  {2, "+1\r\n+2\r\n$-7\r\n", "$-7"},
+		"a push inside behind the replies": {2, "+1\r\n+2\r\n*1\r\n>1\r\n+a\r\n", ">1"},
+	} {
+		for _, chunk := range []int{0, 1} {
+			bubble(t, func(t *testing.T) {
+				s, j := newScript(t), &journal{}
+				client, p := s.connect(Options{OnEvent: j.add, Dialer: through(s.dial, func(nc net.Conn) net.Conn { return &chunked{nc, chunk} })})
+				var replies []func() Reply
+				for i := range c.asked {
+					replies = append(replies, later(func() Reply { return client.Do(background, "ECHO", i+1) }))
+					p.expects(fmt.Sprint("ECHO ", i+1))
+				}
+				p.says(c.raw)
+				for i, reply := range replies {
+					if got, err := reply().Text(); got != strconv.Itoa(i+1) {
+						t.Errorf("%s: reply %d is %q, %v", name, i+1, got, err)
+					}
+				}
+				q := s.accept()
+				q.handshake()
+				if !p.closed() {
+					t.Errorf("%s: the connection is still open", name)
+				}
+				next := later(func() Reply { return client.Do(background, "ECHO", "next") })
+				q.expects("ECHO next")
+				q.says("+next\r\n")
+				if got, err := next().Text(); got != "next" {
+					t.Errorf("%s: the next reply is %q, %v", name, got, err)
+				}
+				synctest.Wait()
+				if lost := j.of(EventLost); len(lost) != 1 || !strings.Contains(lost[0].Err.Error(), c.seen) || !strings.Contains(lost[0].Err.Error(), "protocol error") {
+					t.Errorf("%s: the events of loss are %v, want one that says %q", name, lost, c.seen)
+				}
+			})
+		}
+	}
+}
+
+// A reply to what was not even written is nobody's either: commands behind a write that is stuck must not be answered by it.
+func TestAReplyAheadOfItsCommandBreaksTheConnection(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		gate := make(chan struct{}, 1)
+		c, p := s.connect(Options{Dialer: through(s.dial, func(nc net.Conn) net.Conn { return &gated{nc, gate} })})
+		first := later(func() Reply { return c.Do(background, "ECHO", "1") })
+		p.expects("ECHO 1")
+		gate <- struct{}{}
+		second := later(func() Reply { return c.Do(background, "ECHO", "2") })
+		synctest.Wait() // it is being written, or about to
+		third := later(func() Reply { return c.Do(background, "ECHO", "3") })
+		synctest.Wait()
+		p.says("+1\r\n+2\r\n+3\r\n") // 3 was not written
+		synctest.Wait()
+		<-gate
+		if got, err := first().Text(); got != "1" {
+			t.Errorf("the first reply is %q, %v", got, err)
+		}
+		if got, err := second().Text(); got != "2" && !MaybeExecuted(err) {
+			t.Errorf("the second reply is %q, %v", got, err)
+		}
+		q := s.accept()
+		q.handshake()
+		q.expects("ECHO 3")
+		q.says("+3\r\n")
+		if got, err := third().Text(); got != "3" {
+			t.Errorf("the third reply is %q, %v", got, err)
+		}
+	})
+}
+
+// gated writes only while there is room in its gate.
+type gated struct {
+	net.Conn
+	gate chan struct{}
+}
+
+func (g *gated) Write(b []byte) (int, error) {
+	g.gate <- struct{}{}
+	defer func() { <-g.gate }()
+	return g.Conn.Write(b)
+}
+
+// C8, C18, C19: replies belong to a connection and go with it; an old one cannot harm a new one.
+func TestCaseC8C18FreezeKillRestartUnderLoad(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := memoryServer(t)
+		c := dialMemory(t, s, func(o *Options) { o.Timeout = 200 * time.Millisecond })
+		var wg sync.WaitGroup
+		over := make(chan struct{})
+		var done, failed int64
+		for w := range 32 {
+			wg.Go(func() {
+				for i := 0; ; i++ {
+					select {
+					case <-over:
+						return
+					case <-time.After(time.Millisecond):
+					}
+					want := fmt.Sprintf("%d:%d", w, i)
+					if got, err := c.Do(background, "ECHO", want).Text(); err == nil && got != want {
+						t.Errorf("the reply to %q is %q", want, got)
+					} else if err == nil {
+						atomic.AddInt64(&done, 1)
+					} else {
+						atomic.AddInt64(&failed, 1)
+					}
+				}
+			})
+		}
+		for range 20 {
+			time.Sleep(20 * time.Millisecond)
+			s.Freeze(true)
+			time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond)
+			s.Cut()
+			s.Freeze(false)
+		}
+		time.Sleep(2 * time.Second)
+		before := atomic.LoadInt64(&failed)
+		time.Sleep(time.Second)
+		if after := atomic.LoadInt64(&failed); after != before || done < 1000 {
+			t.Errorf("%d succeeded, %d failed after it was over", done, after-before)
+		}
+		close(over)
+		wg.Wait()
+		if n := s.Conns(); n != 1 {
+			t.Errorf("%d connections are left", n)
+		}
+	})
+}
+
+// C7: when the connection dies everybody who waits for a reply fails at once, with the cause; with what was refused at
+// the redial for a cause, too.
+func TestCaseC7AllFailPromptlyWithTheCause(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		c, p := s.connect(Options{})
+		var replies []func() Reply
+		for range 10 {
+			replies = append(replies, later(func() Reply { return c.Do(background, "GET", "k") }))
+			p.expects("GET k")
+		}
+		start := time.Now()
+		p.Conn.(interface{ Reset() }).Reset()
+		for _, reply := range replies {
+			if err := reply().Err(); !errors.Is(err, syscall.ECONNRESET) || !MaybeExecuted(err) || !strings.Contains(err.Error(), "10.9.0.1:6379") {
+				t.Errorf("%v", err)
+			}
+		}
+		if took := time.Since(start); took > 0 {
+			t.Errorf("they failed after %v", took)
+		}
+		q := s.accept()
+		q.expects("HELLO 3")
+		s.attend(func(p *peer) { p.serve(answers{"HELLO": "-WRONGPASS no\r\n"}.to) })
+		q.Close()
+		err := c.Do(background, "GET", "k").Err()
+		var server *ServerError
+		if !errors.Is(err, ErrTimeout) || !errors.As(err, &server) || server.Code != "WRONGPASS" || MaybeExecuted(err) {
+			t.Errorf("after Timeout: %v, want it to name WRONGPASS", err)
+		}
+	})
+}
+
+// C17: with a dead server and a context without end, Timeout is the bound; of reads as of writes.
+func TestCaseC17BoundedByTimeout(t *testing.T) {
+	for _, end := range []func(p *peer){func(p *peer) {}, func(p *peer) { p.Close() }} {
+		bubble(t, func(t *testing.T) {
+			s := newScript(t)
+			c, p := s.connect(Options{})
+			s.fail = func(string) error { return syscall.ECONNREFUSED }
+			end(p)
+			synctest.Wait()
+			start := time.Now()
+			if err := c.Do(background, "GET", "k").Err(); !errors.Is(err, ErrTimeout) {
+				t.Error(err)
+			}
+			if took := time.Since(start); took < 5*time.Second || took > 5*time.Second*9/8 {
+				t.Errorf("it took %v", took)
+			}
+		})
+	}
+}
+
+// --- silence ---
+
+// With something outstanding, no byte for twice the effective Timeout means dead.
+func TestASilentConnectionIsGivenUpAfterTwiceTheTimeout(t *testing.T) {
+	for _, timeout := range []time.Duration{0, 40 * time.Millisecond, time.Second, 20 * time.Second} {
+		bubble(t, func(t *testing.T) {
+			s, j := newScript(t), &journal{}
+			c, p := s.connect(Options{Timeout: timeout, OnEvent: j.add})
+			timeout = cmp.Or(timeout, 5*time.Second)
+			slack := max(min(timeout/8, time.Second), 5*time.Millisecond)
+			time.Sleep(timeout / 3)
+			start := time.Now()
+			err := c.Do(background, "GET", "k").Err()
+			if took := time.Since(start); !errors.Is(err, ErrTimeout) || took < timeout || took > timeout+slack {
+				t.Errorf("timeout %v: %v after %v", timeout, err, took)
+			}
+			p.expects("GET k")
+			q := s.accept() // the dialler comes again
+			if took := time.Since(start); took < 2*timeout || took > 2*timeout+2*slack {
+				t.Errorf("timeout %v: given up after %v", timeout, took)
+			}
+			q.handshake()
+			synctest.Wait()
+			if lost := j.of(EventLost); len(lost) != 1 || !strings.Contains(lost[0].Err.Error(), "not a byte") {
+				t.Errorf("the events of loss are %v", lost)
+			}
+			if !p.closed() {
+				t.Error("the silent connection is still open")
+			}
+		})
+	}
+}
+
+// Any byte counts: a push, or a piece of a long reply; C19: timeouts of callers do not end a connection that speaks.
+func TestCaseC19AConnectionThatSpeaksIsNotGivenUp(t *testing.T) {
+	for name, word := range map[string]string{"pushes": ">1\r\n+foo\r\n", "pieces of a reply": "x"} {
+		bubble(t, func(t *testing.T) {
+			s := newScript(t)
+			c, p := s.connect(Options{Timeout: time.Second})
+			reply := later(func() Reply { return c.Do(background, "GET", "k") })
+			p.expects("GET k")
+			if name != "pushes" {
+				p.says("$20\r\n")
+			}
+			for range 20 {
+				time.Sleep(1500 * time.Millisecond)
+				p.says(word)
+			}
+			if err := reply().Err(); !errors.Is(err, ErrTimeout) {
+				t.Error(err)
+			}
+			next := later(func() Reply { return c.Do(background, "GET", "k") })
+			p.expects("GET k")
+			p.says("\r\n$4\r\nlast\r\n"[map[bool]int{true: 2}[name == "pushes"]:])
+			if name == "pushes" {
+				p.says("$4\r\nnext\r\n")
+			} else {
+				p.says("")
+			}
+			want := map[bool]string{true: "next", false: "last"}[name == "pushes"]
+			if got, err := next().Text(); got != want {
+				t.Errorf("%s: %q, %v", name, got, err)
+			}
+			if n := len(s.dialled()); n != 1 {
+				t.Errorf("%s: %d dials", name, n)
+			}
+		})
+	}
+}
+
+// An idle connection is asked after KeepAlive without a byte; without an answer it is dead after twice the Timeout.
+func TestKeepAlive(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		c, p := s.connect(Options{})
+		start := time.Now()
+		for i := range 3 {
+			p.expects("PING")
+			if took := time.Since(start); took < 30*time.Second || took > 38*time.Second {
+				t.Errorf("PING number %d came after %v", i, took)
+			}
+			p.says("+PONG\r\n")
+			start = time.Now()
+		}
+		reply := later(func() Reply { return c.Do(background, "GET", "k") })
+		p.expects("GET k")
+		time.Sleep(4 * time.Second)
+		p.says("+v\r\n")
+		start = time.Now()
+		reply()
+		p.expects("PING") // which nobody answers
+		if took := time.Since(start); took < 30*time.Second || took > 38*time.Second {
+			t.Errorf("a PING came %v after the last byte", took)
+		}
+		start = time.Now()
+		q := s.accept()
+		if took := time.Since(start); took < 10*time.Second || took > 12*time.Second {
+			t.Errorf("the dialler came %v after the PING", took)
+		}
+		q.handshake()
+		if err := c.Do(background, "GET", "k").Err(); !errors.Is(err, ErrTimeout) {
+			t.Error(err)
+		}
+	})
+	for name, o := range map[string]Options{"KeepAlive negative": {KeepAlive: -1}, "Timeout negative": {Timeout: -1}} {
+		bubble(t, func(t *testing.T) {
+			s := newScript(t)
+			_, p := s.connect(o)
+			time.Sleep(time.Hour)
+			synctest.Wait()
+			if n := len(s.dialled()); n != 1 || p.closed() {
+				t.Errorf("%s: %d dials, closed: %v", name, n, p.closed())
+			}
+			p.SetReadDeadline(time.Now())
+			if b, err := p.r.Peek(1); err == nil {
+				t.Errorf("%s: something was sent: %q", name, b)
+			}
+		})
+	}
+	bubble(t, func(t *testing.T) { // busy connections are not asked
+		s := memoryServer(t)
+		c := dialMemory(t, s, nil)
+		for range 100 {
+			c.Do(background, "SET", "k", "v")
+			time.Sleep(10 * time.Second)
+		}
+		if n := s.Executed("PING"); n != 1 {
+			t.Errorf("%d PINGs, want the handshake's alone", n)
+		}
+	})
+}
+
+// A negative Timeout is none: nobody is woken, and only the reply, the context or the end ends the wait.
+func TestANegativeTimeoutIsNone(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		c, p := s.connect(Options{Timeout: -1, KeepAlive: time.Second})
+		reply := later(func() Reply { return c.Do(background, "GET", "k") })
+		p.expects("GET k")
+		time.Sleep(24 * time.Hour)
+		p.says("+late\r\n")
+		if got, err := reply().Text(); got != "late" {
+			t.Error(got, err)
+		}
+		s.fail = func(string) error { return syscall.ECONNREFUSED }
+		p.Close()
+		reply = later(func() Reply { return c.Do(background, "GET", "k") })
+		time.Sleep(24 * time.Hour)
+		c.Close()
+		if err := reply().Err(); !errors.Is(err, ErrClosed) || MaybeExecuted(err) {
+			t.Error(err)
+		}
+	})
+}
+
+// The sweep wakes those who are late, within an eighth, and nobody else.
+func TestTheSweepWakesOnlyWhoIsLate(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		c, p := s.connect(Options{Timeout: 800 * time.Millisecond})
+		type ending struct {
+			err  error
+			took time.Duration
+		}
+		var ends []func() ending
+		for range 40 {
+			ends = append(ends, later(func() ending {
+				start := time.Now()
+				err := c.Do(background, "GET", "k").Err()
+				return ending{err, time.Since(start)}
+			}))
+			p.expects("GET k")
+			time.Sleep(37 * time.Millisecond)
+			p.says(">1\r\n+foo\r\n") // or it would be silent
+		}
+		for _, end := range ends {
+			if e := end(); !errors.Is(e.err, ErrTimeout) || e.took < 800*time.Millisecond || e.took > 900*time.Millisecond {
+				t.Errorf("%v after %v", e.err, e.took)
+			}
+		}
+		if st := c.Stats(); st.TimedOut != 40 || st.Failed != 40 || st.InFlight != 40 {
+			t.Errorf("%+v", st)
+		}
+		p.says(strings.Repeat("+late\r\n", 40)) // dropped
+		next := later(func() Reply { return c.Do(background, "GET", "next") })
+		p.expects("GET next")
+		p.says("+mine\r\n")
+		if got, err := next().Text(); got != "mine" {
+			t.Error(got, err)
+		}
+		if st := c.Stats(); st.InFlight != 0 || st.Answered != 41 {
+			t.Errorf("%+v", st)
+		}
+	})
+}
+
+// A reply that races with the sweep, a cancellation and the cut ends the wait exactly once, with its own reply or none.
+func TestAReplyThatRacesWithTheSweep(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		c, p := s.connect(Options{Timeout: 80 * time.Millisecond})
+		late, answered := 0, 0
+		for i := range 1500 {
+			want := strconv.Itoa(i)
+			reply := later(func() Reply { return c.Do(background, "ECHO", want) })
+			p.expects("ECHO " + want)
+			// The first sweep that finds it late is between 80 and 90 ms after it was given.
+			wait := 80*time.Millisecond + time.Duration(i%11)*time.Millisecond
+			if i%2 == 0 {
+				time.Sleep(wait)
+				for range i % 7 {
+					runtime.Gosched()
+				}
+				p.says("+" + want + "\r\n")
+			} else {
+				go func() { time.Sleep(wait); p.says("+" + want + "\r\n") }()
+				time.Sleep(wait)
+			}
+			switch got, err := reply().Text(); {
+			case err == nil && got == want:
+				answered++
+			case errors.Is(err, ErrTimeout) && MaybeExecuted(err):
+				late++
+			default:
+				t.Fatalf("the reply to %s is %q, %v", want, got, err)
+			}
+			synctest.Wait()
+		}
+		if late == 0 || answered == 0 {
+			t.Errorf("%d were late, %d answered: the test shows nothing", late, answered)
+		}
+		if st := c.Stats(); st.InFlight != 0 || int(st.TimedOut) != late || st.Reconnects != 0 {
+			t.Errorf("%d late: %+v", late, st)
+		}
+	})
+}
+
+// --- the end of a connection, by byte counts ---
+
+// stingy accepts so many bytes more and then fails every write. Before it is armed it accepts everything.
+type stingy struct {
+	net.Conn
+	left atomic.Int64 // negative: no limit
+	err  error
+}
+
+func (s *stingy) Write(b []byte) (int, error) {
+	left := s.left.Load()
+	if left < 0 {
+		return s.Conn.Write(b)
+	}
+	n, err := s.Conn.Write(b[:min(left, int64(len(b)))])
+	s.left.Store(left - int64(n))
+	if err == nil && n < len(b) {
+		err = s.err
+	}
+	return n, err
+}
+
+// Of a pipelined write of which k bytes are accepted: messages of which no byte was accepted are executed exactly once,
+// on the next connection, in order; those partly or wholly accepted fail, maybe executed, unless their reply comes, for
+// which there is a second.
+func TestTheEndOfAConnectionByByteCounts(t *testing.T) {
+	const messages = 5
+	size := len("*2\r\n$4\r\nECHO\r\n$2\r\nm0\r\n")
+	for k := range messages*size + 1 {
+		for _, answers := range []string{"none", "all that came whole", "all that came whole, 900 ms later"} {
+			bubble(t, func(t *testing.T) {
+				s := newScript(t)
+				gate, st := make(chan struct{}, 1), &stingy{err: syscall.EPIPE}
+				st.left.Store(-1)
+				c, p := s.connect(Options{Dialer: through(s.dial, func(nc net.Conn) net.Conn {
+					if st.Conn != nil {
+						return nc
+					}
+					st.Conn = nc
+					return &gated{st, gate}
+				})})
+				gate <- struct{}{}
+				first := later(func() Reply { return c.Do(background, "GET", "first") })
+				synctest.Wait()
+				var replies [messages]func() Reply
+				for i := range messages {
+					replies[i] = later(func() Reply { return c.Do(background, "ECHO", fmt.Sprint("m", i)) })
+					synctest.Wait()
+				}
+				st.left.Store(int64(k + len("*2\r\n$3\r\nGET\r\n$5\r\nfirst\r\n")))
+				<-gate
+				p.expects("GET first")
+				p.says("+1\r\n")
+				whole, touched := k/size, (k+size-1)/size
+				for i := range whole {
+					p.expects(fmt.Sprint("ECHO m", i))
+				}
+				if strings.HasSuffix(answers, "later") {
+					time.Sleep(900 * time.Millisecond)
+				}
+				if answers != "none" {
+					for i := range whole {
+						p.says(fmt.Sprintf("+m%d\r\n", i))
+					}
+				}
+				if k == messages*size { // everything was accepted: nothing has ended
+					if answers == "none" {
+						p.Close()
+					}
+				} else {
+					q := s.accept()
+					q.handshake()
+					for i := touched; i < messages; i++ {
+						q.expects(fmt.Sprint("ECHO m", i))
+						q.says(fmt.Sprintf("+m%d\r\n", i))
+					}
+					last := later(func() Reply { return c.Do(background, "ECHO", "last") })
+					q.expects("ECHO last")
+					q.says("+last\r\n")
+					if got, err := last().Text(); got != "last" {
+						t.Errorf("k=%d: the last is %q, %v", k, got, err)
+					}
+				}
+				if got, err := first().Text(); got != "1" {
+					t.Errorf("k=%d, %s: the first is %q, %v", k, answers, got, err)
+				}
+				for i, reply := range replies {
+					got, err := reply().Text()
+					answered := i < whole && answers != "none" || i >= touched
+					if answered && got != fmt.Sprint("m", i) || !answered && (!MaybeExecuted(err) || k < messages*size && !errors.Is(err, syscall.EPIPE)) {
+						t.Errorf("k=%d, %s: m%d is %q, %v", k, answers, i, got, err)
+					}
+				}
+				if stats := c.Stats(); stats.InFlight+stats.Backlog != 0 {
+					t.Errorf("k=%d: %+v", k, stats)
+				}
+			})
+		}
+	}
+}
+
+// The same with messages above and below 64 KiB, whose payload arrives whole, in order and once, however the writes end.
+func TestLargeAndSmallMessagesSurviveWriteErrors(t *testing.T) {
+	for seed := range uint64(12) {
+		bubble(t, func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 1))
+			s := memoryServer(t)
+			var mu sync.Mutex
+			dial := through(s.Dial, func(nc net.Conn) net.Conn {
+				mu.Lock()
+				defer mu.Unlock()
+				st := &stingy{Conn: nc, err: syscall.ECONNRESET}
+				st.left.Store(int64(1000 + random.IntN(2<<20)))
+				return st
+			})
+			c := dialMemory(t, s, func(o *Options) { o.Dialer = dial; o.Timeout = time.Minute })
+			var wg sync.WaitGroup
+			var sent, maybe [4]atomic.Int64
+			for w := range 4 {
+				wg.Go(func() {
+					r := rand.New(rand.NewPCG(seed, uint64(w)+100))
+					list := fmt.Sprint("list:", w)
+					for i := range 40 {
+						size := []int{10, 1000, 64<<10 - 40, 64 << 10, 64<<10 + 1, 300 << 10}[r.IntN(6)]
+						payload := fmt.Sprintf("%d:%0*d", i, size, i)
+						err := c.Do(background, "RPUSH", list, payload).Err()
+						switch {
+						case err == nil:
+							sent[w].Add(1)
+						case MaybeExecuted(err):
+							maybe[w].Add(1)
+						default:
+							t.Errorf("%v", err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			for w := range 4 {
+				var texts []string
+				var err error
+				for range 50 { // this needs a connection that is less stingy than its reply is long
+					if texts, err = c.Do(background, "LRANGE", fmt.Sprint("list:", w), 0, -1).Texts(); err == nil {
+						break
+					}
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if n := int64(len(texts)); n < sent[w].Load() || n > sent[w].Load()+maybe[w].Load() {
+					t.Errorf("%d were executed, %d succeeded, %d maybe", n, sent[w].Load(), maybe[w].Load())
+				}
+				before := -1
+				for _, text := range texts {
+					number, digits, _ := strings.Cut(text, ":")
+					n, _ := strconv.Atoi(number)
+					if n <= before || strings.TrimLeft(digits, "0") != strings.TrimLeft(number, "0") {
+						t.Errorf("after number %d came %.20q… of %d bytes", before, text, len(text))
+					}
+					before = n
+				}
+			}
+			if c.Stats().Reconnects == 0 {
+				t.Error("no connection was lost: the test shows nothing")
+			}
+		})
 	}
 }

@@ -39,8 +39,7 @@ const (
 
 const typeBytes = "_$+:,#(=*%~->" + "!" /* KindError, too */ + "|;." /* no values */
 
-var kindNames = [...]string{"null", "string", "status", "integer", "float", "boolean", "big integer", "verbatim string",
-	"array", "map", "set", "error", "push"}
+var kindNames = strings.Fields("null string status integer float boolean big-integer verbatim array map set error push")
 
 func (k Kind) String() string { return kindNames[k] }
 
@@ -58,13 +57,10 @@ type TypeError struct {
 	Got  Kind
 }
 
-func (e *TypeError) Error() string {
-	return "baton: reply is of kind " + e.Got.String() + ", not " + e.Want
-}
+func (e *TypeError) Error() string { return "baton: reply is " + kindNames[e.Got] + ", not " + e.Want }
 
 // Reply is what the server answered to one command, or why there is no answer. The zero Reply is null.
-//
-// A Reply stays valid for as long as it is kept. The strings and elements of one reply, or of one batch, are parts of a few
+// It stays valid for as long as it is kept. The strings and elements of one reply, or of one batch, are parts of a few
 // blocks of memory, and each keeps its block: use strings.Clone for a small part of a big reply that is to live long.
 type Reply struct {
 	kind  Kind
@@ -87,17 +83,16 @@ func (r Reply) Kind() Kind { return r.kind }
 func (r Reply) IsNull() bool { return r.kind == KindNull }
 
 // accessed is what an accessor returns: v if it fits, else why not.
-func accessed[T any](r *Reply, v T, fits bool, want string) (T, error) {
-	var zero T
-	switch {
+func accessed[T any](r *Reply, v T, fits bool, want string) (none T, err error) {
+	switch err = r.err; {
 	case fits:
 		return v, nil
-	case r.kind == KindError:
-		return zero, r.err
 	case r.kind == KindNull:
-		return zero, ErrNull
+		err = ErrNull
+	case r.kind != KindError:
+		err = &TypeError{Want: want, Got: r.kind}
 	}
-	return zero, &TypeError{Want: want, Got: r.kind}
+	return none, err
 }
 
 // Text returns a string, a status, a verbatim string without its "txt:", or the digits of a big integer.
@@ -107,10 +102,7 @@ func (r Reply) Text() (string, error) {
 }
 
 // Bytes returns what Text does, as a copy that belongs to the caller.
-func (r Reply) Bytes() ([]byte, error) {
-	s, err := r.Text()
-	return []byte(s), err
-}
+func (r Reply) Bytes() ([]byte, error) { s, err := r.Text(); return []byte(s), err }
 
 // Int64 returns an integer.
 func (r Reply) Int64() (int64, error) { return accessed(&r, r.n, r.kind == KindInt, "an integer") }
@@ -122,11 +114,10 @@ func (r Reply) Uint64() (uint64, error) {
 
 // Float64 returns a float, or a string that spells one (protocol 2).
 func (r Reply) Float64() (float64, error) {
-	if r.kind == KindFloat {
-		return math.Float64frombits(uint64(r.n)), nil
+	if f, err := parseFloat(r.str); err == nil && r.kind == KindString {
+		return f, nil
 	}
-	f, ok := parseFloat(r.str)
-	return accessed(&r, f, ok && r.kind == KindString, "a float")
+	return accessed(&r, math.Float64frombits(uint64(r.n)), r.kind == KindFloat, "a float")
 }
 
 // Bool returns a boolean, or the integers 0 and 1 as one (protocol 2).
@@ -134,8 +125,7 @@ func (r Reply) Bool() (bool, error) {
 	return accessed(&r, r.n == 1, r.kind == KindBool || r.kind == KindInt && uint64(r.n) <= 1, "a boolean")
 }
 
-// Elems returns the elements of an array, set or push; of a map key, value, key, value. Each may be null or an error of its
-// own (EXEC): ask it. The slice is the reply's and must not be modified.
+// Elems returns the elements of an array, set, push or map (key, value, key, value); any may be an error. Do not modify them.
 func (r Reply) Elems() ([]Reply, error) {
 	return accessed(&r, r.elems, r.kind >= KindArray && r.kind != KindError, "an array")
 }
@@ -157,14 +147,13 @@ func (r Reply) Map() (map[string]Reply, error) {
 }
 
 // Texts returns the elements, each read by Text. The first that is null, an error or no text is the error, with its index.
-func (r Reply) Texts() ([]string, error) {
-	elems, err := r.Elems()
-	if err != nil {
+func (r Reply) Texts() (texts []string, err error) {
+	if _, err = r.Elems(); err != nil {
 		return nil, err
 	}
-	texts := make([]string, len(elems))
-	for i := range elems {
-		if texts[i], err = elems[i].Text(); err != nil {
+	texts = make([]string, len(r.elems))
+	for i := range r.elems {
+		if texts[i], err = r.elems[i].Text(); err != nil {
 			return nil, fmt.Errorf("baton: element %d: %w", i, err)
 		}
 	}
@@ -189,48 +178,37 @@ func appendCommand(dst []byte, args []any) ([]byte, error) {
 	dst = appendHeader(dst, '*', len(args))
 	var room [32]byte // for a number; the longest has 24 bytes
 	for i, arg := range args {
+		text := room[:0]
 		switch v := arg.(type) {
 		case string:
-			dst = append(appendHeader(dst, '$', len(v)), v...)
+			dst = append(append(appendHeader(dst, '$', len(v)), v...), '\r', '\n')
+			continue
 		case []byte:
-			dst = append(appendHeader(dst, '$', len(v)), v...)
-		default:
-			n := appendNumber(room[:0], reflect.ValueOf(arg))
-			if len(n) == 0 {
-				return dst[:start], fmt.Errorf("baton: argument %d is of type %v; want string, []byte, integer, float or bool",
-					i, reflect.TypeOf(arg))
+			text = v
+		case int, int8, int16, int32, int64:
+			text = strconv.AppendInt(text, reflect.ValueOf(v).Int(), 10)
+		case uint, uint8, uint16, uint32, uint64:
+			text = strconv.AppendUint(text, reflect.ValueOf(v).Uint(), 10)
+		case float32, float64:
+			f := reflect.ValueOf(v)
+			text = strconv.AppendFloat(text, f.Float(), 'g', -1, f.Type().Bits()) // the shortest that reads back the same
+			if text[len(text)-1] > '9' {
+				text = bytes.ToLower(bytes.TrimPrefix(text, []byte("+"))) // +Inf, -Inf and NaN as Redis spells them
 			}
-			dst = append(appendHeader(dst, '$', len(n)), n...)
+		case bool:
+			if text = append(text, '0'); v {
+				text[0] = '1'
+			}
+		default:
+			return dst[:start], fmt.Errorf("baton: argument %d is of type %v, which cannot be sent", i, reflect.TypeOf(arg))
 		}
-		dst = append(dst, '\r', '\n')
+		dst = append(append(appendHeader(dst, '$', len(text)), text...), '\r', '\n')
 	}
 	return dst, nil
 }
 
-// appendHeader appends a type byte and a length.
 func appendHeader(dst []byte, tag byte, n int) []byte {
 	return append(strconv.AppendInt(append(dst, tag), int64(n), 10), '\r', '\n')
-}
-
-// appendNumber appends a number as Redis spells it, a float by the shortest text that reads back the same. It appends nothing
-// for anything else, nor for a type with a name of its own: what a time.Duration should mean is not ours to guess.
-func appendNumber(dst []byte, v reflect.Value) []byte {
-	switch {
-	case !v.IsValid() || v.Type().PkgPath() != "" || v.Kind() == reflect.Uintptr:
-	case v.CanInt():
-		return strconv.AppendInt(dst, v.Int(), 10)
-	case v.CanUint():
-		return strconv.AppendUint(dst, v.Uint(), 10)
-	case v.CanFloat() && (math.IsInf(v.Float(), 0) || math.IsNaN(v.Float())):
-		return append(dst, strings.ToLower(strings.TrimPrefix(fmt.Sprint(v.Float()), "+"))...)
-	case v.CanFloat():
-		return strconv.AppendFloat(dst, v.Float(), 'g', -1, v.Type().Bits())
-	case v.Kind() == reflect.Bool && v.Bool():
-		return append(dst, '1')
-	case v.Kind() == reflect.Bool:
-		return append(dst, '0')
-	}
-	return dst
 }
 
 // limits bound one reply, attributes included: its bytes on the wire, aggregates within each other, elements of all of them.
@@ -247,85 +225,72 @@ const (
 )
 
 // protocolError says that the server broke the protocol: where its next reply begins is unknown.
-type protocolError struct{ text string }
+type protocolError struct{ error }
 
-func (e *protocolError) Error() string { return e.text }
+// token is what the scanner found out about a value, for the builder.
+type token struct {
+	kind Kind
+	at   int   // where its text is, counted from the beginning of its frame
+	n    int64 // the length of its text; or its number, as in Reply; or how many elements it has
+}
 
 // frame is one complete top-level value in the decoder's buffer. It is valid until the next readFrom.
 type frame struct {
-	kind        Kind // of the value itself, not of an attribute before it
-	start, end  int  // offsets in the buffer
-	elems, text int  // how many elements and bytes of text its Reply takes
+	kind       Kind    // of the value itself, not of an attribute before it
+	start, end int     // offsets in the buffer
+	tokens     []token // its own and those of all its elements, in the order of the wire
+	text       int     // the bytes of text of them all
+	inPlace    bool    // the text stays where it is, and the buffer becomes its Reply's
 }
 
-// item is what the wire is made of: a header, with the string behind it if it announces one.
-type item struct {
-	tag  byte
-	kind Kind   // if it is a value
-	n    int64  // a number, as in Reply; or how many values follow inside, -1 if it is streamed
-	text []byte // in the buffer
-	end  int    // where the next item begins
-}
-
-// level is an aggregate, or a streamed string ('$'), that the scanner is inside of. left is how many values are to come; if it
-// is streamed, -1 less those that have come: never 0.
+// level is what the scanner is inside of: an aggregate, an attribute with the value it belongs to, a streamed string ('$').
 type level struct {
-	tag  byte
-	left int
+	tag   byte
+	left  int64 // values to come; if it is streamed, -1 less those that have come: never 0
+	token int   // its own, counted from first
 }
 
 // decoder makes replies of bytes, in two passes. The scanner (next) validates everything and finds the end of a top-level
-// value, keeping its place between reads. The builder (replies) then works on frames that are complete and correct: it cannot
-// fail, and knows how much memory it needs. An attribute counts as an aggregate that ends with the value it belongs to.
+// value, keeping its place between reads: what is before pos is not looked at again. The builder (replies) works on frames
+// that are complete and correct: it cannot fail, and knows how much memory it needs.
 type decoder struct {
-	limits limits
-	err    error // a *protocolError; nothing is decoded after it
-
-	buf    []byte // what was read; the next read goes between its length and its capacity
-	base   int64  // offset of buf[0] in the connection's bytes
-	given  bool   // buf has become the memory of a reply and must not be written again
-	filled bool   // the last read took all the room there was: probably more is waiting
-	quiet  int    // reads in a row that busyBuffer was enough for
-
-	begin       int     // where the value being scanned begins
-	kind        Kind    // as in frame, so far
-	elems, text int     // as in frame, so far
-	stack       []level // what pos is inside of, innermost last
-	pos         int     // the item that is scanned next; nothing before it is looked at again
-	searched    int     // its line does not end before here
-	want        int     // bytes from begin on that its string needs; 0 is unknown
-	item        item    // what read has read last, for either pass
+	limits   limits
+	err      error   // a *protocolError; nothing is decoded after it
+	buf      []byte  // what was read; the next read goes between its length and its capacity
+	base     int64   // offset of buf[0] in the connection's bytes
+	given    bool    // buf has become the memory of a reply: no read may write to it
+	filled   bool    // the last read took all the room there was: probably more is waiting
+	quiet    int     // reads in a row that busyBuffer was enough for
+	begin    int     // where the value being scanned begins
+	pos      int     // where its scanning goes on
+	searched int     // the line at pos does not end before here
+	want     int     // bytes from begin on that the string at pos needs; 0 is unknown
+	stack    []level // what pos is inside of, innermost last; the first stands for nothing
+	tokens   []token // of the frames since the last read,
+	first    int     // and from here on of the value being scanned
+	text     int     // as in frame, so far
 }
 
-func newDecoder(l limits) *decoder { return &decoder{limits: l} }
+func newDecoder(l limits) *decoder { return &decoder{limits: l, stack: make([]level, 1)} }
 
 // buffered is the number of bytes that were read and are in no frame yet.
 func (d *decoder) buffered() int { return len(d.buf) - d.begin }
 
-// readFrom reads once and returns what Read returned. Frames found before are invalid from now on.
+// readFrom reads once and returns what Read returned. Frames found before are invalid from now on, since it first drops what is
+// consumed. What is left moves once for each value, and again only when the buffer doubles or reaches the size that the value
+// needs: the work is linear in the bytes, however they arrive.
 func (d *decoder) readFrom(r io.Reader) (int, error) {
-	d.makeRoom()
-	room := d.buf[len(d.buf):cap(d.buf)]
-	n, err := r.Read(room)
-	d.buf = d.buf[:len(d.buf)+n]
-	d.filled = n == len(room) && d.want == 0
-	return n, err
-}
-
-// makeRoom drops what is consumed. What is left moves once for each value, and again only when the buffer doubles or reaches
-// the size that the value needs: the work is linear in the bytes, however they arrive.
-func (d *decoder) makeRoom() {
-	rest, size := d.buffered(), cap(d.buf)
+	rest, size := d.buffered(), max(cap(d.buf), idleBuffer)
 	if d.quiet++; max(rest, d.want) > busyBuffer {
 		d.quiet = 0
 	}
-	switch {
-	case d.given, size > busyBuffer && d.quiet >= keepReads, size > busyBuffer+keepBuffer && d.quiet > 0:
+	if d.tokens = slices.Delete(d.tokens, 0, d.first); len(d.tokens) == 0 && cap(d.tokens) > idleBuffer/4 && d.quiet >= keepReads {
+		d.tokens = nil
+	}
+	if d.given || size > busyBuffer && d.quiet >= keepReads || size > busyBuffer+keepBuffer && d.quiet > 0 {
 		size = idleBuffer
-	case d.filled:
+	} else if d.filled {
 		size = max(size, busyBuffer)
-	default:
-		size = max(size, idleBuffer)
 	}
 	if d.want <= rest+max(rest, readAhead) {
 		size = max(size, d.want)
@@ -334,309 +299,259 @@ func (d *decoder) makeRoom() {
 		size *= 2
 	}
 	if d.given || size != cap(d.buf) {
-		d.buf = append(make([]byte, 0, size), d.buf[d.begin:]...)
-		d.given = false
+		d.buf, d.given = append(make([]byte, 0, size), d.buf[d.begin:]...), false
 	} else if d.begin > 0 {
 		d.buf = d.buf[:copy(d.buf, d.buf[d.begin:])]
 	}
 	d.base += int64(d.begin)
-	d.pos, d.searched, d.begin = d.pos-d.begin, d.searched-d.begin, 0
+	d.pos, d.searched, d.begin, d.first = d.pos-d.begin, d.searched-d.begin, 0, 0
+	n, err := r.Read(d.buf[len(d.buf):cap(d.buf)])
+	d.buf = d.buf[:len(d.buf)+n]
+	d.filled = len(d.buf) == cap(d.buf) && d.want == 0
+	return n, err
 }
 
 // next finds the next complete frame. False: it needs more bytes. An error is a *protocolError, and final.
 func (d *decoder) next() (frame, bool, error) {
 	for d.want = 0; d.err == nil && d.pos < len(d.buf) && d.scan(); {
-		if len(d.stack) == 0 {
-			f := frame{kind: d.kind, start: d.begin, end: d.pos, elems: d.elems, text: d.text}
-			d.begin, d.elems, d.text = d.pos, 0, 0
+		if len(d.stack) == 1 {
+			f := frame{kind: d.tokens[d.first].kind, start: d.begin, end: d.pos, tokens: d.tokens[d.first:], text: d.text}
+			// That pays for one long string, or so much text that the buffer is not kept, unless it would hold on to much more.
+			f.inPlace = f.text >= takeOver && f.text >= cap(d.buf)/4 && (len(f.tokens) == 1 || f.text >= keepBuffer)
+			d.begin, d.first, d.text = d.pos, len(d.tokens), 0
 			return f, true, nil
 		}
 	}
 	return frame{}, false, d.err
 }
 
-// fail records that what begins at an offset of the buffer is a violation.
-func (d *decoder) fail(at int, what string) bool {
-	seen, _, _ := strings.Cut(string(d.buf[at:min(at+40, len(d.buf))]), "\n")
-	d.err = &protocolError{fmt.Sprintf("baton: protocol error at byte %d: %s: %q", d.base+int64(at), what, seen)}
+// fail makes what is at pos a violation.
+func (d *decoder) fail(what string) bool {
+	seen, _, _ := strings.Cut(string(d.buf[d.pos:min(d.pos+40, len(d.buf))]), "\n")
+	d.err = &protocolError{fmt.Errorf("baton: protocol error at byte %d: %s: %q", d.base+int64(d.pos), what, seen)}
 	return false
 }
 
-// scan takes the item at pos. False: not all of it is there, or it is a violation.
+// scan takes one header, with the string behind it if it has one. False: not all of it is there, or it is a violation.
 func (d *decoder) scan() bool {
-	at, tag, top := d.pos, d.buf[d.pos], level{}
-	if len(d.stack) > 0 {
-		top = d.stack[len(d.stack)-1]
+	tag, top := d.buf[d.pos], d.stack[len(d.stack)-1]
+	kind := strings.IndexByte(typeBytes, tag)
+	from := max(d.pos+1, d.searched)
+	length := bytes.IndexByte(d.buf[from:], '\n') + 1
+	next := from + length
+	if length == 0 {
+		next, d.searched = len(d.buf), len(d.buf)
 	}
-	inside := slices.ContainsFunc(d.stack, func(l level) bool { return l != level{'|', 1} }) // of more than attributes
 	switch {
-	case (top.tag == '$') != (tag == ';'):
-		return d.fail(at, "a streamed string and its parts belong together")
-	case tag == '.' && (top.left >= 0 || top.tag == '%' && top.left%2 == 0):
-		return d.fail(at, "no stream can end here")
-	case tag == '>' && inside:
-		// Some servers have put a push into an array. Whether it stands for an element or beside them cannot be known,
-		// and a wrong guess gives callers each other's replies.
-		return d.fail(at, "push inside another value")
-	case !d.read(at):
+	case kind < 0:
+		return d.fail("unknown type") // if it speaks something else, its first byte will tell
+	case (top.tag == '$') != (tag == ';'), tag == '.' && (top.left >= 0 || top.tag == '%' && top.left%2 == 0):
+		return d.fail("a stream, its parts and its end do not fit together")
+	case tag == '>' && slices.ContainsFunc(d.stack[1:], func(l level) bool { return l.tag != '|' || l.left != 1 }):
+		// Servers have put one into an array: whether as an element cannot be known, and a wrong guess shifts replies.
+		return d.fail("push inside another value")
+	case next-d.begin > d.limits.reply:
+		return d.fail("reply of too many bytes")
+	case length == 0:
 		return false
+	case next-d.pos < 3 || d.buf[next-2] != '\r':
+		return d.fail("line feed without carriage return")
 	}
-	it := &d.item
-	d.pos = it.end
-	d.text += len(it.text)
-	if !inside {
-		d.kind = it.kind
+	line := d.buf[d.pos+1 : next-2]
+	t := token{kind: Kind(kind), at: d.pos + 1 - d.begin}
+	ok, err := true, error(nil)
+	switch tag {
+	case '$', '=', '!', ';', '*', '%', '~', '>', '|':
+		return d.scanSized(t, tag, line, next)
+	case '+', '-':
+		t.n, ok = int64(len(line)), bytes.IndexByte(line, '\r') < 0
+		d.text += len(line)
+	case '(':
+		sign := bytes.TrimRight(line, "0123456789")
+		t.n, ok = int64(len(line)), len(sign) < len(line) && slices.Contains([]string{"", "-", "+"}, string(sign))
+		d.text += len(line)
+	case ':':
+		t.n, err = strconv.ParseInt(string(line), 10, 64)
+	case ',':
+		f, malformed := parseFloat(string(line))
+		t.n, err = int64(math.Float64bits(f)), malformed
+	case '#':
+		t.n, ok = int64(strings.Index("ft", string(line))), string(line) == "t" || string(line) == "f"
+	case '_', '.':
+		ok = len(line) == 0
 	}
-	switch {
-	case tag == ';' && len(it.text) > 0:
-		return true
-	case tag == ';' || tag == '.':
+	if !ok || err != nil {
+		return d.fail("malformed value")
+	}
+	if tag == '.' {
+		d.tokens[d.first+top.token].n = -1 - top.left
 		d.stack = d.stack[:len(d.stack)-1]
-	case it.kind >= KindArray && it.kind != KindError || it.kind == KindString && it.n < 0:
-		left := max(int(it.n), -1) + 1 // with the header as one that ends below, which does for empty aggregates, too
-		if tag == '|' {
-			left++
-		}
-		if len(d.stack) >= d.limits.depth {
-			return d.fail(at, "reply nested too deeply")
-		}
-		d.stack = append(d.stack, level{tag: tag, left: left})
-		d.elems += max(int(it.n), 0)
+	} else {
+		d.tokens = append(d.tokens, t)
 	}
-	for ; len(d.stack) > 0; d.stack = d.stack[:len(d.stack)-1] { // a value ends, and whatever it is the last part of
+	return d.ended(next)
+}
+
+// scanSized takes what begins with a length: '?' if it is streamed, -1 for protocol 2's nulls.
+func (d *decoder) scanSized(t token, tag byte, line []byte, next int) bool {
+	ok := 0 < len(line) && len(line) < 19 // never more: the header of a string is read again whenever bytes arrive
+	for i := 0; ok && i < len(line); i++ {
+		t.n, ok = 10*t.n+int64(line[i]-'0'), '0' <= line[i] && line[i] <= '9'
+	}
+	left := t.n
+	switch null, streamed := string(line) == "-1", string(line) == "?"; {
+	case null && (tag == '$' || tag == '*'):
+		d.tokens = append(d.tokens, token{})
+		return d.ended(next)
+	case streamed && strings.IndexByte("$*%~>", tag) >= 0:
+		t.n, left = 0, -1
+	case !ok || tag == '=' && t.n < 4:
+		return d.fail("malformed length")
+	case tag == '$' || tag == '=' || tag == '!' || tag == ';':
+		return d.scanString(t, tag, next)
+	case t.n > int64(d.limits.elements):
+		return d.fail("length beyond the limit")
+	case tag == '%':
+		t.n, left = 2*t.n, 2*t.n
+	case tag == '|':
+		left = 2*t.n + 1
+	}
+	// The header is counted as one more value inside, which ends here: so an empty aggregate needs no care.
+	d.stack = append(d.stack, level{tag: tag, left: left + 1, token: len(d.tokens) - d.first})
+	if tag != '|' {
+		d.tokens = append(d.tokens, t)
+	}
+	return d.ended(next)
+}
+
+// scanString takes the t.n bytes at next and the line end behind them.
+func (d *decoder) scanString(t token, tag byte, next int) bool {
+	end := next + int(min(t.n, int64(d.limits.reply))) + 2
+	switch {
+	case tag == ';' && t.n == 0:
+		d.stack = d.stack[:len(d.stack)-1]
+		return d.ended(next)
+	case t.n > int64(d.limits.reply-(next-d.begin)-2):
+		return d.fail("length beyond the limit")
+	case end > len(d.buf):
+		d.want = end - d.begin
+		return false
+	case d.buf[end-2] != '\r' || d.buf[end-1] != '\n':
+		return d.fail("string does not end where its length says")
+	case tag == '=' && d.buf[next+3] != ':':
+		return d.fail("verbatim string without its type")
+	case tag == '=':
+		next += 4
+	case tag == '!':
+		t.kind = KindError
+	}
+	d.text += end - 2 - next
+	if tag == ';' { // join it to the parts before it, over headers that nobody needs any more
+		s := &d.tokens[len(d.tokens)-1]
+		s.n += int64(copy(d.buf[d.begin+s.at+int(s.n):], d.buf[next:end-2]))
+		d.pos = end
+		return true
+	}
+	t.at, t.n = next-d.begin, int64(end-2-next)
+	d.tokens = append(d.tokens, t)
+	return d.ended(end)
+}
+
+// ended moves on to next, where a value ends, and with it whatever it is the last part of.
+func (d *decoder) ended(next int) bool {
+	for d.pos = next; len(d.stack) > 1; d.stack = d.stack[:len(d.stack)-1] {
 		top := &d.stack[len(d.stack)-1]
-		if top.left--; top.left < 0 {
-			d.elems++
+		if top.left--; top.left == 1 && top.tag == '|' {
+			d.tokens = d.tokens[:d.first+top.token] // nobody asks for attributes; what follows is the value
 		}
 		if top.left != 0 {
 			break
 		}
 	}
-	return d.elems <= d.limits.elements || d.fail(at, "reply of too many elements")
-}
-
-// read reads and checks the item at an offset of the buffer. False: not all of it is there, or it is a violation.
-func (d *decoder) read(at int) (ok bool) {
-	from := at + 1
-	if at == d.pos {
-		from = max(from, d.searched)
-	}
-	i := bytes.IndexByte(d.buf[from:], '\n')
-	it := &d.item
-	*it = item{tag: d.buf[at], end: from + i + 1}
-	if i < 0 {
-		it.end, d.searched = len(d.buf), len(d.buf)
-	}
-	kind := strings.IndexByte(typeBytes, it.tag)
-	switch {
-	case kind < 0:
-		return d.fail(at, "unknown type") // found out by one byte, for whoever speaks something else
-	case it.end-d.begin > d.limits.reply:
-		return d.fail(at, "reply of too many bytes")
-	case i < 0:
-		return false
-	case it.end-at < 3 || d.buf[it.end-2] != '\r':
-		return d.fail(at, "line feed without carriage return")
-	}
-	it.kind = Kind(kind)
-	line := d.buf[at+1 : it.end-2]
-	switch it.tag {
-	case '$', '*', '%', '~', '>', '=', '!', '|', ';':
-		return d.readSized(at, line)
-	case '+', '-':
-		it.text, ok = line, bytes.IndexByte(line, '\r') < 0
-	case '(':
-		sign := bytes.TrimRight(line, "0123456789")
-		it.text, ok = line, len(sign) < len(line) && slices.Contains([]string{"", "-", "+"}, string(sign))
-	case ':':
-		n, err := strconv.ParseInt(string(line), 10, 64)
-		it.n, ok = n, err == nil
-	case ',':
-		f, isFloat := parseFloat(string(line))
-		it.n, ok = int64(math.Float64bits(f)), isFloat
-	case '#':
-		it.n, ok = int64(strings.Index("ft", string(line))), string(line) == "t" || string(line) == "f"
-	case '_', '.':
-		ok = len(line) == 0
-	}
-	return ok || d.fail(at, "malformed value")
-}
-
-// readSized is read for what begins with a length: '?' if it is streamed, -1 for protocol 2's nulls.
-func (d *decoder) readSized(at int, line []byte) bool {
-	it := &d.item
-	n, err := strconv.Atoi(string(line))
-	isString := strings.IndexByte("$=!;", it.tag) >= 0
-	switch {
-	case string(line) == "-1" && (it.tag == '$' || it.tag == '*'):
-		it.kind = KindNull
-		return true
-	case string(line) == "?" && strings.IndexByte("$*%~>", it.tag) >= 0:
-		it.n = -1
-		return true
-	case err != nil || line[0] < '0' || len(line) > 19 || it.tag == '=' && n < 4:
-		return d.fail(at, "malformed length") // more digits are none: they are read again whenever bytes of the string arrive
-	case it.tag == ';' && n == 0:
-		return true
-	case isString && n > d.limits.reply-(it.end-d.begin)-2, !isString && n > d.limits.elements:
-		return d.fail(at, "length beyond the limit")
-	case it.tag == '%' || it.tag == '|':
-		n *= 2
-		fallthrough
-	case !isString:
-		it.n = int64(n)
-		return true
-	case it.end+n+2 > len(d.buf):
-		d.want = it.end + n + 2 - d.begin
-		return false
-	case it.tag == '!':
-		it.kind = KindError
-	}
-	it.text = d.buf[it.end : it.end+n]
-	it.end += n + 2
-	switch {
-	case string(d.buf[it.end-2:it.end]) != "\r\n":
-		return d.fail(at, "string does not end where its length says")
-	case it.tag == '=' && it.text[3] != ':':
-		return d.fail(at, "verbatim string without its type")
-	case it.tag == '=':
-		it.text = it.text[4:]
-	}
-	return true
+	deep, long := len(d.stack)-1 > d.limits.depth, len(d.tokens)-d.first-1 > d.limits.elements
+	return !deep && !long || d.fail("reply nested too deeply or of too many elements")
 }
 
 // parseFloat reads a float in decimal, an infinity or a NaN ("-nan" is how C prints some). Go's parser alone takes more.
-func parseFloat(s string) (float64, bool) {
-	if s == "-nan" {
-		s = "nan"
+func parseFloat(s string) (float64, error) {
+	if strings.Trim(s, "0123456789+-.eE") != "" && !slices.Contains([]string{"inf", "-inf", "nan", "-nan"}, s) {
+		return 0, strconv.ErrSyntax
 	}
-	if strings.Trim(s, "0123456789+-.eE") != "" && !slices.Contains([]string{"inf", "+inf", "-inf", "nan"}, s) {
-		return 0, false
-	}
-	f, err := strconv.ParseFloat(s, 64)
-	return f, err == nil
-}
-
-// takesOver reports whether the text of a frame stays where it is, and the buffer becomes its Reply's: if it is one long string,
-// or so much that the buffer would not be kept; but not if the buffer is much larger than the text that would hold on to it.
-func (d *decoder) takesOver(f frame) bool {
-	return f.text >= takeOver && f.text >= cap(d.buf)/4 && (f.elems == 0 || f.text >= keepBuffer)
+	return strconv.ParseFloat(strings.Replace(s, "-nan", "nan", 1), 64)
 }
 
 // reply builds the Reply of a frame, with memory of its own.
-func (d *decoder) reply(f frame) Reply {
-	var r [1]Reply
-	d.replies([]frame{f}, r[:])
-	return r[0]
-}
+func (d *decoder) reply(f frame) Reply { var r [1]Reply; d.replies([]frame{f}, r[:]); return r[0] }
 
 // replies builds the Replies of frames into out. All of them share one block for text and one for elements.
 func (d *decoder) replies(fs []frame, out []Reply) {
-	b, elems := builder{d: d}, 0
+	elems, b := 0, builder{}
 	for _, f := range fs {
-		elems += f.elems
-		if !d.takesOver(f) {
+		elems += len(f.tokens) - 1
+		if !f.inPlace {
 			b.need += f.text
 		}
 	}
 	b.elems = make([]Reply, elems)
 	for i, f := range fs {
-		b.pos, b.inPlace = f.start, d.takesOver(f)
-		d.given = d.given || b.inPlace // the buffer is the reply's from here on
+		b.frame, b.tokens, b.inPlace = d.buf[f.start:], f.tokens, f.inPlace
+		d.given = d.given || f.inPlace
 		out[i] = Reply{}
-		if b.value(&out[i]); b.pos != f.end {
-			panic("baton: BUG: the builder and the scanner disagree about a frame")
-		}
+		b.value(&out[i])
 	}
 }
 
-// appendText appends the text of a frame to dst, by the rules of Reply.Text. It never takes the buffer over, and allocates
-// nothing but a larger dst, errors, and what attributes and streamed strings need.
+// appendText appends the text of a frame to dst, by the rules of Reply.Text. Only a larger dst and errors take memory.
 func (d *decoder) appendText(dst []byte, f frame) ([]byte, error) {
-	b := builder{d: d, pos: f.start, need: f.text, inPlace: f.kind != KindError, elems: make([]Reply, f.elems)}
-	var r Reply
-	b.value(&r)
-	text, err := r.Text()
-	return append(dst, text...), err
+	if k := f.kind; k == KindString || k == KindStatus || k == KindVerbatim || k == KindBigInt {
+		return append(dst, d.buf[f.start+f.tokens[0].at:][:f.tokens[0].n]...), nil
+	}
+	_, err := d.reply(f).Text()
+	return dst, err
 }
 
 // builder is the second pass.
 type builder struct {
-	d       *decoder
-	pos     int
+	frame   []byte          // from its beginning on
+	tokens  []token         // not built yet
 	inPlace bool            // strings stay in the decoder's buffer
 	need    int             // bytes of all strings that do not
 	text    strings.Builder // those, each a part of it; it never grows beyond need
 	elems   []Reply         // what is left of the block of elements
 }
 
-// next reads the next item.
-func (b *builder) next() *item {
-	if !b.d.read(b.pos) {
-		panic("baton: BUG: a frame is not complete and correct")
-	}
-	b.pos = b.d.item.end
-	return &b.d.item
-}
-
-// value builds the value at pos into r.
+// value builds the next value into r.
 func (b *builder) value(r *Reply) {
-	it := b.next()
-	for ; it.tag == '|'; it = b.next() {
-		b.elements(it.n) // dropped: an attribute's memory is wasted, but servers send next to none
-	}
-	r.kind = it.kind
-	switch {
-	case it.kind == KindError:
-		code, message, _ := strings.Cut(b.string(it.text), " ")
+	t := b.tokens[0]
+	b.tokens = b.tokens[1:]
+	switch r.kind = t.kind; t.kind {
+	case KindNull:
+	case KindInt, KindFloat, KindBool:
+		r.n = t.n
+	case KindArray, KindMap, KindSet, KindPush:
+		r.elems, b.elems = b.elems[:t.n:t.n], b.elems[t.n:]
+		for i := range r.elems {
+			b.value(&r.elems[i])
+		}
+	case KindError:
+		code, message, _ := strings.Cut(b.string(t), " ")
 		r.err = &ServerError{Code: code, Message: message}
-	case it.kind >= KindArray:
-		r.elems = b.elements(it.n)
-	case it.kind == KindString && it.n < 0:
-		var s []byte
-		for it = b.next(); len(it.text) > 0; it = b.next() {
-			s = append(s, it.text...)
-		}
-		r.str = string(s)
 	default:
-		r.n, r.str = it.n, b.string(it.text)
+		r.str = b.string(t)
 	}
 }
 
-// elements builds n elements. A streamed aggregate, whose n is -1, gets memory of its own.
-func (b *builder) elements(n int64) []Reply {
-	if n < 0 {
-		var elems []Reply
-		for b.d.buf[b.pos] != '.' {
-			elems = append(elems, Reply{})
-			b.value(&elems[len(elems)-1])
-		}
-		b.next()
-		return slices.Clip(elems)
-	}
-	elems := b.elems[:n:n]
-	b.elems = b.elems[n:]
-	for i := range elems {
-		b.value(&elems[i])
-	}
-	return elems
-}
-
-// string makes p a string of the reply.
-func (b *builder) string(p []byte) string {
+// string makes a string of the reply.
+func (b *builder) string(t token) string {
+	p := b.frame[t.at:][:t.n]
 	switch {
-	case string(p) == "OK": // the usual answers to writes need no memory
-		return "OK"
-	case string(p) == "QUEUED":
-		return "QUEUED"
+	case string(p) == "OK":
+		return "OK" // the usual answer to writes needs no memory
 	case b.inPlace:
-		// A string must never change. This one does not: reads are the only thing that writes to a buffer, replies has
-		// marked this one as given, and makeRoom takes another before the next read. (appendText copies it before.)
+		// A string must never change. This one does not: the buffer is marked as given, so no read writes to it any more, and
+		// the scanner, which joins streamed strings in place, writes only to what is not a complete frame yet.
 		return unsafe.String(unsafe.SliceData(p), len(p))
-	case len(p) == b.need:
-		return string(p) // the only one
-	}
-	if b.text.Cap() == 0 {
+	case b.text.Cap() == 0:
 		b.text.Grow(b.need)
 	}
 	from := b.text.Len()

@@ -16,6 +16,7 @@ const (
 	inlineSend = 100 * time.Millisecond // how long the reading goroutine may be kept by a client that does not read
 	readSize   = 32 << 10
 	maxAhead   = 1 << 20 // bytes read beyond a command that waits
+	maxSpare   = 1 << 20 // larger buffers are not kept
 )
 
 var errShort = errors.New("batontest: connection ended")
@@ -43,7 +44,6 @@ type peer struct {
 	deferred []byte // pushes that wait for the end of a frame
 	mid      bool   // out ends within a frame
 	sending  bool   // somebody is: only that goroutine writes to nc, and it looks at out again when it is done
-	slow     bool   // an inline send met its deadline: not again until out is empty
 	closing  bool   // close when out is empty
 	dead     bool
 	other    net.Conn  // closed with raw: a relay's connection to its target
@@ -175,7 +175,7 @@ func (p *peer) kick() {
 // is full, or a socket's write has taken inlineSend; over TLS, where such a write could not be continued, it always does.
 func (p *peer) flush() {
 	p.mu.Lock()
-	inline := p.raw == p.nc && !p.sending && !p.slow && !p.dead && len(p.out) > 0
+	inline := p.raw == p.nc && !p.sending && !p.dead && len(p.out) > 0
 	if pipe, is := p.raw.(*pipeConn); is {
 		inline = inline && pipe.room() >= len(p.out)
 	}
@@ -190,7 +190,7 @@ func (p *peer) flush() {
 	}
 }
 
-// send is called with sending set, and clears it. With inline set it may hand over to a goroutine.
+// send is called with sending set, and clears it. Inline it writes once; a goroutine goes on if more has come meanwhile.
 func (p *peer) send(inline bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -201,32 +201,36 @@ func (p *peer) send(inline bool) {
 		n, err := p.writeOut(b, inline)
 		p.mu.Lock()
 		p.sent.Broadcast()
-		if inline && errors.Is(err, os.ErrDeadlineExceeded) {
+		switch {
+		case inline && errors.Is(err, os.ErrDeadlineExceeded):
 			p.out = append(b[n:], p.out...)
-			p.slow = true
+		case err != nil:
+			p.killLocked(err == errDropped)
+		case cap(b) <= maxSpare:
+			p.spare = b
+		}
+		if inline && len(p.out) > 0 {
 			p.node.wg.Go(func() { p.send(false) })
 			return
 		}
-		if err != nil {
-			p.killLocked(err == errDropped)
-		}
-		p.spare = b
-		if cap(b) > 1<<20 {
-			p.spare = nil
-		}
 	}
-	p.sending, p.slow = false, false
+	p.sending = false
 	if p.closing && !p.dead {
-		if p.nc != p.raw {
-			p.node.wg.Go(func() { // the close_notify may block
-				p.nc.Close()
-				p.kill(false)
-			})
-			p.sending = true
-			return
-		}
-		p.killLocked(false)
+		p.closeLocked()
 	}
+}
+
+// closeLocked is called when everything has been sent.
+func (p *peer) closeLocked() {
+	if p.raw == p.nc {
+		p.killLocked(false)
+		return
+	}
+	p.sending = true
+	p.node.wg.Go(func() { // TLS says goodbye, which may block
+		p.nc.Close()
+		p.kill(false)
+	})
 }
 
 var errDropped = errors.New("batontest: DropAfter")
@@ -259,6 +263,9 @@ func (p *peer) writeOut(b []byte, inline bool) (n int, err error) {
 
 // setWriteDeadline moves the deadline of inline writes once per half of its span only.
 func (p *peer) setWriteDeadline(inline bool) {
+	if _, is := p.raw.(*pipeConn); is {
+		return // flush has looked for room
+	}
 	var by time.Time
 	if inline {
 		now := time.Now()
@@ -299,7 +306,7 @@ func (p *peer) filled(res readResult) error {
 func (p *peer) makeRoom() {
 	if p.r == p.w {
 		p.r, p.w = 0, 0
-		if len(p.buf) > 1<<20 {
+		if len(p.buf) > maxSpare {
 			p.buf = nil
 		}
 	}
