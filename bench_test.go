@@ -612,7 +612,7 @@ func (p *peer) canned(request int, answer []byte) {
 }
 
 // What a command may allocate, in the client alone: its server does not.
-func TestAllocations(t *testing.T) {
+func TestCommandAllocations(t *testing.T) {
 	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
 		t.Skip("the race detector has pools drop what they hold")
 	}

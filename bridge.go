@@ -599,15 +599,18 @@ func (b *bridge) unsentLocked(c *conn, unsent []*message) {
 func (b *bridge) endedLocked(c *conn, cut int) {
 	b.conns = slices.DeleteFunc(b.conns, func(other *conn) bool { return other == c })
 	b.failed += uint64(cut)
+	b.idleLocked()
+	e := Event{Kind: EventOldClosed, Addr: c.addr}
+	if c.broken != errRetired {
+		e.Err = c.broken
+	}
 	if c == b.old {
 		b.old, b.record.Closed, b.record.Cut = nil, time.Now(), cut
-		e := Event{Kind: EventOldClosed, Addr: c.addr}
-		if c.broken != errRetired {
-			e.Err = c.broken
-		}
-		b.emitLocked(e)
+		e.Seq, e.Successor = b.record.Seq, b.record.Successor
+	} else if !c.retired || b.closed {
+		return // it was lost, which has been told, or closed with the client
 	}
-	b.idleLocked()
+	b.emitLocked(e)
 }
 
 // failFastLocked fails the backlog under FailFast, when there is neither a connection nor a handoff that will bring one.
@@ -623,12 +626,23 @@ func (b *bridge) failFastLocked() {
 	b.idleLocked()
 }
 
-// pushed reads a push frame.
+// pushed reads a push frame. Bridges whose opt-in was refused are told nothing by their server, and learn of an announcement here.
 func (b *bridge) pushed(c *conn, push Reply) {
-	if n, ok := parseNotification(push); ok {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.notifiedLocked(c, n)
+	n, ok := parseNotification(push)
+	if !ok {
+		return
+	}
+	b.mu.Lock()
+	b.notifiedLocked(c, n)
+	b.mu.Unlock()
+	for _, sibling := range b.c.bridges {
+		if a, ok := b.c.pin.remembered(now()); ok && n.kind == moving && sibling != b {
+			sibling.mu.Lock()
+			if cur := sibling.cur; cur.aliveLocked() && !cur.optedIn && cur.attempt < a.number {
+				sibling.joinLocked(a, now())
+			}
+			sibling.mu.Unlock()
+		}
 	}
 }
 
@@ -786,7 +800,9 @@ func (b *bridge) emitLocked(e Event) {
 	if e.Addr == "" && b.cur != nil {
 		e.Addr = b.cur.addr
 	}
-	if b.hand.phase != PhaseDone && e.Notification == "" || e.Kind == EventPromoted || e.Kind == EventOldClosed || e.Kind == EventGivenUp {
+	switch {
+	case e.Kind == EventOldClosed || e.Notification != "": // which tell of which themselves
+	case b.hand.phase != PhaseDone || e.Kind == EventPromoted || e.Kind == EventGivenUp:
 		e.Seq, e.Successor = b.record.Seq, b.record.Successor
 	}
 	select {

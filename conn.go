@@ -227,25 +227,20 @@ func (o Options) resolved() (Options, error) {
 // splitEndpoint splits at the last colon: IPv6 comes with or without brackets, the port may be missing. The host is empty if
 // there is none, if it is half an IPv6 address, or if the port is not a number from 1 to 65535.
 func splitEndpoint(addr string) (host, port string) {
-	unbracket := func(s string) (string, bool) {
-		inner, ok := strings.CutPrefix(s, "[")
-		return strings.TrimSuffix(inner, "]"), ok && strings.HasSuffix(inner, "]")
+	host = addr
+	if i := strings.LastIndexByte(addr, ':'); i >= 0 && !strings.HasSuffix(addr, "]") {
+		host, port = addr[:i], addr[i+1:]
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return "", ""
+		}
 	}
-	if host, ok := unbracket(addr); ok {
-		return host, ""
+	if strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]") {
+		host = host[1 : len(host)-1]
 	}
-	i := strings.LastIndexByte(addr, ':')
-	if i < 0 {
-		return addr, ""
-	}
-	host, _ = unbracket(addr[:i])
 	if _, err := netip.ParseAddr(host); err != nil && strings.Contains(host, ":") {
 		return "", ""
 	}
-	if n, err := strconv.ParseUint(addr[i+1:], 10, 16); err != nil || n == 0 {
-		return "", ""
-	}
-	return host, addr[i+1:]
+	return host, port
 }
 
 // enumerations are the names of their values, as a URL writes them.

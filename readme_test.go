@@ -5,7 +5,7 @@ package baton
 import (
 	"fmt"
 	"go/parser"
-	"go/token"
+	gotoken "go/token"
 	"os"
 	"regexp"
 	"slices"
@@ -110,7 +110,7 @@ func TestTheSevenFilesStandAlone(t *testing.T) {
 		}
 	}
 	for _, room := range rooms {
-		file, err := parser.ParseFile(token.NewFileSet(), room, nil, parser.ImportsOnly)
+		file, err := parser.ParseFile(gotoken.NewFileSet(), room, nil, parser.ImportsOnly)
 		if err != nil {
 			t.Fatal(err)
 		}

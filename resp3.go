@@ -219,6 +219,7 @@ const (
 	busyBuffer = 64 << 10 // its size once a read has filled it; larger reads save no system calls worth having
 	keepReads  = 16       // a larger buffer is given back after so many reads in a row that busyBuffer was enough for,
 	keepBuffer = 1 << 20  // one larger than this after the first
+	keepTokens = 4 << 10  // and so are more tokens than this
 	minRead    = 512      // reading into less room would take needlessly many calls
 	readAhead  = 1 << 20  // memory taken on the word of a header, before the bytes are there
 	takeOver   = 32 << 10 // a text from this size on is left where it is rather than copied
@@ -284,7 +285,7 @@ func (d *decoder) readFrom(r io.Reader) (int, error) {
 	if d.quiet++; max(rest, d.want) > busyBuffer {
 		d.quiet = 0
 	}
-	if d.tokens = slices.Delete(d.tokens, 0, d.first); len(d.tokens) == 0 && cap(d.tokens) > idleBuffer/4 && d.quiet >= keepReads {
+	if d.tokens = slices.Delete(d.tokens, 0, d.first); d.quiet >= keepReads && len(d.tokens) == 0 && cap(d.tokens) > keepTokens {
 		d.tokens = nil
 	}
 	if d.given || size > busyBuffer && d.quiet >= keepReads || size > busyBuffer+keepBuffer && d.quiet > 0 {
@@ -325,7 +326,6 @@ func (d *decoder) next() (frame, bool, error) {
 	return frame{}, false, d.err
 }
 
-// fail makes what is at pos a violation.
 func (d *decoder) fail(what string) bool {
 	seen, _, _ := strings.Cut(string(d.buf[d.pos:min(d.pos+40, len(d.buf))]), "\n")
 	d.err = &protocolError{fmt.Errorf("baton: protocol error at byte %d: %s: %q", d.base+int64(d.pos), what, seen)}

@@ -426,38 +426,43 @@ func TestAnnouncedLengthTakesNoMemoryBeforeItsBytes(t *testing.T) {
 	}
 }
 
+// Nothing is scanned twice and little is moved twice, in however small pieces a big value arrives.
 func TestWorkIsLinear(t *testing.T) {
-	// The buffer moves and grows: count the bytes that this copies, by watching the array change.
 	for _, wire := range []string{
-		"*1000000\r\n" + strings.Repeat("$1\r\na\r\n", 1_000_000),
-		"$7000000\r\n" + strings.Repeat("x", 7_000_000) + "\r\n",
-		"+" + strings.Repeat("x", 7_000_000) + "\r\n",
+		"*150000\r\n" + strings.Repeat("$1\r\na\r\n", 150_000),
+		"%?\r\n" + strings.Repeat("$1\r\na\r\n", 150_000) + ".\r\n",
+		"$3000000\r\n" + strings.Repeat("x", 3_000_000) + "\r\n",
+		"+" + strings.Repeat("x", 1_000_000) + "\r\n",
+		"$?\r\n" + strings.Repeat(";100\r\n"+strings.Repeat("y", 100)+"\r\n", 10_000) + ";0\r\n",
 	} {
 		d := newDecoder(limits{reply: 1 << 30, depth: 9, elements: 1 << 24})
-		r := &pieces{data: []byte(wire), sizes: []int{1000}}
+		r := &pieces{data: []byte(wire), sizes: []int{100}}
 		moved, frames := 0, 0
 		var last *byte
-		start := time.Now()
 		for {
-			before := d.buffered()
+			before, begin := d.buffered(), d.begin
 			if _, err := d.readFrom(r); err != nil {
 				break
 			}
-			if p := unsafe.SliceData(d.buf); p != last {
+			if p := unsafe.SliceData(d.buf); p != last || begin > 0 {
 				moved, last = moved+before, p
 			}
 			if _, ok, err := d.next(); err != nil {
 				t.Fatal(err)
 			} else if ok {
 				frames++
+				continue
+			}
+			// What the next call will look at again: the header of a string that is not all there, or a part of a line.
+			if again := len(d.buf) - max(d.pos, d.searched); d.want == 0 && again > 0 {
+				t.Fatalf("%.20q: %d bytes are scanned again", wire, again)
+			}
+			if d.want > 0 && d.want < d.buffered() {
+				t.Fatalf("%.20q: wants %d bytes and has %d", wire, d.want, d.buffered())
 			}
 		}
 		if frames != 1 || moved > 3*len(wire) {
 			t.Errorf("%.20q: %d frames; moved %d bytes for %d", wire, frames, moved, len(wire))
-		}
-		// Scanned again at every read it would be 7,000 reads of 3.5 MB on average: 24 GB, many seconds.
-		if took := time.Since(start); took > 5*time.Second {
-			t.Errorf("%.20q: took %v", wire, took)
 		}
 	}
 }
@@ -487,11 +492,15 @@ func TestBufferShrinks(t *testing.T) {
 	if cap(d.buf) < 900_000 {
 		t.Errorf("just after a big reply that nobody took over: %d", cap(d.buf))
 	}
+	feed("*50000\r\n" + strings.Repeat(":1\r\n", 50_000))
+	if cap(d.tokens) < 50_000 {
+		t.Errorf("tokens of a long reply: %d", cap(d.tokens))
+	}
 	for range keepReads {
 		feed("+x\r\n")
 	}
-	if cap(d.buf) != idleBuffer {
-		t.Errorf("a while after: %d", cap(d.buf))
+	if cap(d.buf) != idleBuffer || cap(d.tokens) > keepTokens {
+		t.Errorf("a while after: a buffer of %d, %d tokens", cap(d.buf), cap(d.tokens))
 	}
 }
 
@@ -1268,7 +1277,7 @@ func compare(t *testing.T, in []byte, sizes ...int) {
 func TestAgainstReference(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(3, 4))
 	parts := []string{"*?\r\n", "$?\r\n", ";1\r\nx\r\n", ";0\r\n", ".\r\n", "*1\r\n", "*2\r\n", "%1\r\n", "|1\r\n", "|0\r\n", ">1\r\n", "~?\r\n", "%?\r\n", "\r\n", "x"}
-	for range 20_000 {
+	for range 8_000 {
 		var in []byte
 		for range 1 + rnd.IntN(8) {
 			if rnd.IntN(2) == 0 {
