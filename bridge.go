@@ -85,7 +85,7 @@ func (c *Client) dialFirst(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, c.opts.DialTimeout)
 	defer cancel()
 	for failures := 0; ; {
-		first, err := c.dial(ctx, c.counter.Add(1), failures, true)
+		first, err := c.dial(ctx, c.counter.Add(1), c.opts.Addr, 0)
 		if err == nil {
 			c.bridges[0].arrived(first, nil, first.attempt)
 		}
@@ -101,16 +101,11 @@ func (c *Client) dialFirst(ctx context.Context) error {
 	}
 }
 
-// dial makes one attempt to connect: to where the pin says, or if it may not follow it, to the configured address.
-func (c *Client) dial(ctx context.Context, attempt uint64, failures int, follow bool) (*conn, error) {
-	addr, number := c.pin.target(now(), failures, c.opts.Addr)
-	if !follow {
-		addr, number = c.opts.Addr, 0
-	}
+// dial makes one attempt to connect, to the configured address, or to the successor that announcement number names.
+func (c *Client) dial(ctx context.Context, attempt uint64, addr string, number uint64) (*conn, error) {
 	network := c.opts.Network
 	if number != 0 {
 		network = "tcp" // a successor is host:port, also for a client of a unix socket
-		defer c.pin.attempted(number)
 		if allow := c.opts.Maintenance.AllowSuccessor; allow != nil {
 			allowed, err := within(ctx, func() (bool, error) { return allow(addr), nil }, func(bool) {})
 			if err == nil && !allowed {
@@ -290,6 +285,8 @@ func (c *Client) Shutdown(ctx context.Context) error {
 		}
 		select {
 		case <-c.idle: // something ended since draining was set
+		case <-c.ctx.Done(): // by Close, or another Shutdown, which took the token
+			return nil
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -358,6 +355,7 @@ type bridge struct {
 	dialAt      tick          // its next dial is not before
 	jitter      time.Duration // that was added for the announcement
 	there       bool          // its successor is where the current connection is
+	tried       uint64        // the number of the last one whose successor was dialled
 	later       bool          // a newer one waits for the end of a hold
 	cancelDial  context.CancelFunc
 	failures    int   // dials that failed, or connections that did not last, in a row
@@ -846,9 +844,13 @@ func (b *bridge) dial() {
 		}
 		ctx, cancel := context.WithTimeout(b.c.ctx, b.c.relax.effective(b.c.opts.DialTimeout, t))
 		b.cancelDial = cancel
-		attempt, failures, follow := b.c.counter.Add(1), b.failures, !b.there
+		attempt, addr, number := b.c.counter.Add(1), b.c.opts.Addr, uint64(0)
+		if !b.there {
+			addr, number = b.c.pin.target(t, b.failures, b.tried, addr)
+			b.tried = max(b.tried, number)
+		}
 		b.mu.Unlock()
-		c, err := b.c.dial(ctx, attempt, failures, follow)
+		c, err := b.c.dial(ctx, attempt, addr, number)
 		cancel()
 		b.arrived(c, err, attempt)
 	}
@@ -875,7 +877,7 @@ func (b *bridge) arrived(c *conn, err error, attempt uint64) {
 	stale := attempt < b.hand.number
 	replaces := b.hand.phase == PhasePreparing && !stale
 	switch {
-	case err != nil && (stale || b.closed): // it was cancelled; the next attempt has its own moment
+	case err != nil && (stale || !b.needLocked()): // it was cancelled; the next attempt, if there is one, has its own moment
 	case err != nil:
 		b.failures++
 		b.lastDialErr = err
@@ -949,16 +951,12 @@ func (b *bridge) tick() {
 			b.watchLocked(t)
 		}
 	}
-	cur := b.cur
-	ping, mine := b.keepAliveLocked(t)
+	b.keepAliveLocked(t)
 	b.armLocked(b.hand.next())
 	if b.sweepAt != 0 {
 		b.armLocked(b.sweepAt)
 	}
 	b.mu.Unlock()
-	if mine {
-		cur.write(ping)
-	}
 	for _, c := range silent {
 		c.raw.Close()
 	}
@@ -990,22 +988,22 @@ func (b *bridge) sweepLocked(t tick) (silent []*conn) {
 
 // keepAliveLocked sends a PING if the current connection has been idle for KeepAlive. Nobody waits for its reply; if none comes,
 // the connection is silent.
-func (b *bridge) keepAliveLocked(t tick) (outBuffer, bool) {
+func (b *bridge) keepAliveLocked(t tick) {
 	c, every := b.cur, b.c.opts.KeepAlive
 	if !c.aliveLocked() || every < 0 || b.c.opts.Timeout < 0 {
-		return outBuffer{}, false
+		return
 	}
 	if due := tick(c.lastRead.Load()).add(every); t < due || !c.inFlight.empty() || b.hand.phase == PhaseHolding {
 		b.armLocked(max(due, t.add(every/4)))
-		return outBuffer{}, false
+		return
 	}
 	m := newMessage(&b.c.messages, 1)
 	m.buf, _ = appendCommand(m.buf, []any{"PING"})
 	m.start, m.abandoned = t, true
 	b.writeLocked(c, m)
+	c.wakeLocked()
 	b.watchLocked(t)
 	b.armLocked(t.add(every))
-	return c.departLocked()
 }
 
 // --- the end ---

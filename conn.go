@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"os"
 	"reflect"
 	"runtime"
 	"slices"
@@ -22,6 +23,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/net/proxy"
@@ -370,6 +372,7 @@ type conn struct {
 	// Set by the dialler before start, and read-only after it.
 	nc       net.Conn // what is read and written: TLS, or raw itself
 	raw      net.Conn // what is closed: closing TLS may block to say good-bye
+	kernel   bool     // raw is a socket: what fits its buffer is written without blocking
 	addr     string   // as dialled
 	remote   string   // as connected, where it can be told
 	attempt  uint64   // the number that the dial took when it began
@@ -494,7 +497,7 @@ func (c *conn) departLocked() (outBuffer, bool) {
 	if c.writing || c.awake {
 		return outBuffer{}, false // who is at it will look again
 	}
-	if c.inFlight.head == c.inFlight.tail && c.out.size <= callerWrites {
+	if c.kernel && c.inFlight.head == c.inFlight.tail && c.out.size <= callerWrites {
 		return c.takeLocked(), true
 	}
 	c.wakeLocked()
@@ -531,7 +534,7 @@ func (c *conn) write(p outBuffer) {
 	if err != nil {
 		// Replies that have arrived can still be read after a reset or a broken pipe. A second is far more than reading what is
 		// there takes, and ends the wait for a peer that is gone.
-		c.raw.SetReadDeadline(time.Now().Add(time.Second))
+		time.AfterFunc(time.Second, func() { c.raw.Close() })
 	}
 	failAll(cut, broken, true)
 }
@@ -768,8 +771,13 @@ func (o *Options) userDial(ctx context.Context, network, addr string) (nc net.Co
 		if end, ok := ctx.Deadline(); ok { // so that one that is dead leaves time for the others
 			part, cancel = context.WithTimeout(ctx, time.Until(end)/time.Duration(len(addrs)-i))
 		}
-		dial := func() (net.Conn, error) { return o.Dialer(part, network, addr) }
-		nc, err = within(part, dial, func(late net.Conn) { late.Close() })
+		nc, err = within(part, func() (net.Conn, error) {
+			nc, err := o.Dialer(part, network, addr)
+			if nc == nil && err == nil {
+				err = errors.New("the Dialer returned no connection")
+			}
+			return nc, err
+		}, func(late net.Conn) { late.Close() })
 		if cancel(); err == nil {
 			break
 		}
@@ -791,23 +799,22 @@ func (o *Options) dial(ctx context.Context, network, addr string) (c *conn, err 
 		return nil, fmt.Errorf("baton: dial %s: credentials: %w", addr, err)
 	}
 	raw, err := o.connect(ctx, network, addr)
-	if err != nil && ctx.Err() != nil {
-		err = fmt.Errorf("%w: %w", ctx.Err(), err)
+	if err != nil && (ctx.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded)) { // a socket's deadline can come just before ctx's
+		err = fmt.Errorf("%w: %w", cmp.Or(ctx.Err(), context.DeadlineExceeded), err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("baton: dial %s: %w", addr, err)
 	}
-	c = &conn{nc: raw, raw: raw, addr: addr, secret: password, dec: newDecoder(limits{o.MaxReply, o.MaxDepth, o.MaxElements})}
+	_, kernel := raw.(syscall.Conn)
+	c = &conn{nc: raw, raw: raw, kernel: kernel, addr: addr, secret: password, dec: newDecoder(limits{o.MaxReply, o.MaxDepth, o.MaxElements})}
 	if a := raw.RemoteAddr(); a != nil {
 		c.remote = a.String()
 	}
-	// Every read and write of the handshake ends when ctx does.
-	stop := context.AfterFunc(ctx, func() { raw.SetDeadline(time.Unix(1, 0)) })
+	// Every read and write of the handshake ends when ctx does. No deadline does it: not every user's connection has them.
+	stop := context.AfterFunc(ctx, func() { raw.Close() })
 	err = o.handshake(ctx, c, username, password)
 	if !stop() {
-		err = fmt.Errorf("%w: %w", ctx.Err(), cmp.Or(err, io.ErrNoProgress))
-	} else if err == nil {
-		err = raw.SetDeadline(time.Time{})
+		err = fmt.Errorf("%w: %w", ctx.Err(), cmp.Or(err, net.ErrClosed))
 	}
 	if err != nil {
 		raw.Close()

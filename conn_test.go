@@ -1,12 +1,14 @@
 package baton
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -1603,7 +1605,7 @@ func TestCaseC1C3C5C16NobodyReadsSomebodyElsesReply(t *testing.T) {
 			o.Addr, o.Dialer = "10.9.0.1:6379", s.dial
 			c := dialOptions(t, o)
 			var wg sync.WaitGroup
-			var done, left atomic.Int64
+			var done, left, failed atomic.Int64
 			for w := range 24 {
 				wg.Go(func() {
 					random := rand.New(rand.NewPCG(7, uint64(w)))
@@ -1624,6 +1626,7 @@ func TestCaseC1C3C5C16NobodyReadsSomebodyElsesReply(t *testing.T) {
 						}
 						want, got := fmt.Sprintf("%d:%d", w, i), ""
 						var err error
+						commands := int64(1)
 						switch random.IntN(3) {
 						case 0:
 							got, err = c.Do(ctx, "ECHO", want).Text()
@@ -1631,6 +1634,7 @@ func TestCaseC1C3C5C16NobodyReadsSomebodyElsesReply(t *testing.T) {
 							dst, err = c.DoAppend(ctx, dst[:0], "ECHO", want)
 							got = string(dst)
 						case 2:
+							commands = 3
 							var b Batch
 							b.Add("ECHO", want)
 							b.Add("SET", "k", "v")
@@ -1651,6 +1655,7 @@ func TestCaseC1C3C5C16NobodyReadsSomebodyElsesReply(t *testing.T) {
 							t.Errorf("the reply to %q is %q", want, got)
 						case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded), errors.Is(err, ErrTimeout), errors.Is(err, ErrBacklogFull):
 							left.Add(1)
+							failed.Add(commands)
 						default:
 							t.Errorf("%q: %v", want, err)
 						}
@@ -1661,6 +1666,8 @@ func TestCaseC1C3C5C16NobodyReadsSomebodyElsesReply(t *testing.T) {
 			time.Sleep(20 * time.Second) // what is left is answered, and dropped
 			if st := c.Stats(); st.InFlight != 0 || st.Backlog != 0 || st.Reconnects != 0 || st.Conns != max(o.Conns, 1) {
 				t.Errorf("afterwards: %+v", st)
+			} else if st.Sent != st.Answered || int64(st.Failed) > failed.Load() {
+				t.Errorf("%d commands failed; %+v", failed.Load(), st)
 			}
 			if done.Load() == 0 || left.Load() == 0 {
 				t.Errorf("%d succeeded and %d left: the test shows nothing", done.Load(), left.Load())
@@ -2181,7 +2188,10 @@ func TestTheEndOfAConnectionByByteCounts(t *testing.T) {
 		for _, answers := range []string{"none", "all that came whole", "all that came whole, 900 ms later"} {
 			bubble(t, func(t *testing.T) {
 				s := newScript(t)
-				gate, st := make(chan struct{}, 1), &stingy{err: syscall.EPIPE}
+				gate, st, cause := make(chan struct{}, 1), &stingy{err: syscall.EPIPE}, error(syscall.EPIPE)
+				if k%5 == 0 {
+					st.err, cause = nil, io.ErrShortWrite
+				}
 				st.left.Store(-1)
 				c, p := s.connect(Options{Dialer: through(s.dial, func(nc net.Conn) net.Conn {
 					if st.Conn != nil {
@@ -2200,6 +2210,7 @@ func TestTheEndOfAConnectionByByteCounts(t *testing.T) {
 				}
 				st.left.Store(int64(k + len("*2\r\n$3\r\nGET\r\n$5\r\nfirst\r\n")))
 				<-gate
+				start := time.Now()
 				p.expects("GET first")
 				p.says("+1\r\n")
 				whole, touched := k/size, (k+size-1)/size
@@ -2238,9 +2249,12 @@ func TestTheEndOfAConnectionByByteCounts(t *testing.T) {
 				for i, reply := range replies {
 					got, err := reply().Text()
 					answered := i < whole && answers != "none" || i >= touched
-					if answered && got != fmt.Sprint("m", i) || !answered && (!MaybeExecuted(err) || k < messages*size && !errors.Is(err, syscall.EPIPE)) {
+					if answered && got != fmt.Sprint("m", i) || !answered && (!MaybeExecuted(err) || k < messages*size && !errors.Is(err, cause)) {
 						t.Errorf("k=%d, %s: m%d is %q, %v", k, answers, i, got, err)
 					}
+				}
+				if took := time.Since(start); took > 1050*time.Millisecond {
+					t.Errorf("k=%d, %s: it took %v", k, answers, took)
 				}
 				if stats := c.Stats(); stats.InFlight+stats.Backlog != 0 {
 					t.Errorf("k=%d: %+v", k, stats)
@@ -2252,19 +2266,26 @@ func TestTheEndOfAConnectionByByteCounts(t *testing.T) {
 
 // The same with messages above and below 64 KiB, whose payload arrives whole, in order and once, however the writes end.
 func TestLargeAndSmallMessagesSurviveWriteErrors(t *testing.T) {
-	for seed := range uint64(5) {
+	certificate, pool := batontest.SelfSigned("db")
+	for seed := range uint64(6) {
 		bubble(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 1))
-			s := memoryServer(t)
+			var o Options
+			var secure batontest.Option = batontest.InMemory()
+			if seed%2 == 1 { // in TLS a record that was cut reaches nobody
+				o.TLS = &tls.Config{RootCAs: pool, ServerName: "db"}
+				secure = batontest.WithTLS(&tls.Config{Certificates: []tls.Certificate{certificate}})
+			}
+			s := memoryServer(t, secure)
 			var mu sync.Mutex
 			dial := through(s.Dial, func(nc net.Conn) net.Conn {
 				mu.Lock()
 				defer mu.Unlock()
 				st := &stingy{Conn: nc, err: syscall.ECONNRESET}
-				st.left.Store(int64(1000 + random.IntN(2<<20)))
+				st.left.Store(int64(5000 + random.IntN(2<<20)))
 				return st
 			})
-			c := dialMemory(t, s, func(o *Options) { o.Dialer = dial; o.Timeout = time.Minute })
+			c := dialMemory(t, s, func(p *Options) { p.Dialer, p.Timeout, p.TLS = dial, time.Minute, o.TLS })
 			var wg sync.WaitGroup
 			var sent, maybe [4]atomic.Int64
 			for w := range 4 {
@@ -2378,10 +2399,10 @@ func TestCaseC14D10E2EveryDialStartsAfresh(t *testing.T) {
 func TestCaseA56CredentialsThatBlock(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		release := make(chan struct{})
-		asked := 0
+		var asked atomic.Int64
 		s := newScript(t)
 		c, p := s.connect(Options{Timeout: time.Minute, Credentials: func(context.Context) (string, string, error) {
-			if asked++; asked == 2 || asked == 3 {
+			if n := asked.Add(1); n == 2 || n == 3 {
 				<-release // whatever its context says
 			}
 			return "", "", nil
@@ -2390,8 +2411,8 @@ func TestCaseA56CredentialsThatBlock(t *testing.T) {
 		start := time.Now()
 		reply := later(func() Reply { return c.Do(background, "GET", "k") })
 		p = s.accept()
-		if took := time.Since(start); took < 10*time.Second || took > 12*time.Second || asked != 4 {
-			t.Errorf("connected after %v and %d calls", took, asked)
+		if took := time.Since(start); took < 10*time.Second || took > 12*time.Second || asked.Load() != 4 {
+			t.Errorf("connected after %v and %d calls", took, asked.Load())
 		}
 		p.handshake()
 		p.expects("GET k")
@@ -3123,6 +3144,455 @@ func TestCloseDuringARedial(t *testing.T) {
 			synctest.Wait()
 			if p := stalled.Load(); p == nil || !p.closed() {
 				t.Errorf("%s: the connection is still open", command)
+			}
+		})
+	}
+}
+
+// A server that reads and never answers is silent, however steadily it is written to; and when every caller has left, too.
+func TestSilenceUnderSteadyWritesAndBehindCallersWhoLeft(t *testing.T) {
+	for _, every := range []time.Duration{time.Millisecond, 50 * time.Millisecond, 900 * time.Millisecond} {
+		bubble(t, func(t *testing.T) {
+			s := newScript(t)
+			c, p := s.connect(Options{Timeout: time.Second})
+			go io.Copy(io.Discard, p)
+			over := make(chan struct{})
+			go func() {
+				for {
+					select {
+					case <-over:
+						return
+					case <-time.After(every):
+						go c.Do(background, "GET", "k")
+					}
+				}
+			}()
+			start := time.Now()
+			s.accept().handshake()
+			if took := time.Since(start); took < 2*time.Second || took > 2*time.Second+every+300*time.Millisecond {
+				t.Errorf("with a command every %v it was given up after %v", every, took)
+			}
+			close(over)
+		})
+	}
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		c, _ := s.connect(Options{Timeout: time.Second})
+		ctx, cancel := context.WithTimeout(background, time.Millisecond)
+		defer cancel()
+		start := time.Now()
+		c.Do(ctx, "GET", "k")
+		s.accept().handshake()
+		if took := time.Since(start); took < 2*time.Second || took > 2300*time.Millisecond {
+			t.Errorf("with nobody waiting it was given up after %v", took)
+		}
+	})
+}
+
+// B21: what is beyond the limits breaks the connection with an error that says so; the process lives, and so does the client.
+func TestCaseB21RepliesBeyondTheLimits(t *testing.T) {
+	for name, c := range map[string]struct{ raw, seen string }{
+		"depth":    {strings.Repeat("*1\r\n", 100_000), "nested"},
+		"bytes":    {"$2000000\r\n", "limit"},
+		"elements": {"*2000000\r\n", "limit"},
+		"a line":   {"+" + strings.Repeat("x", 2_000_000), "bytes"},
+	} {
+		bubble(t, func(t *testing.T) {
+			s := newScript(t)
+			client, p := s.connect(Options{MaxReply: 1 << 20, MaxElements: 1 << 20})
+			reply := later(func() Reply { return client.Do(background, "GET", "k") })
+			p.expects("GET k")
+			go p.says(c.raw)
+			if err := reply().Err(); !MaybeExecuted(err) || !strings.Contains(err.Error(), c.seen) || len(err.Error()) > 300 {
+				t.Errorf("%s: %.400v", name, err)
+			}
+			q := s.accept()
+			q.handshake()
+			reply = later(func() Reply { return client.Do(background, "GET", "k") })
+			q.expects("GET k")
+			q.says("+v\r\n")
+			if got, err := reply().Text(); got != "v" {
+				t.Error(got, err)
+			}
+		})
+	}
+}
+
+// D1: where the opt-in is refused there is nothing to warn of, however often.
+func TestCaseD1ARefusedOptInIsQuiet(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var log bytes.Buffer
+		j := &journal{}
+		s := memoryServer(t, batontest.RefuseOptIn("ERR unknown subcommand 'MAINT_NOTIFICATIONS'. Try CLIENT HELP."))
+		c := dialMemory(t, s, func(o *Options) {
+			o.OnEvent = j.add
+			o.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		})
+		for range 3 {
+			time.Sleep(10 * time.Second)
+			s.Cut()
+			if err := c.Do(background, "PING").Err(); err != nil { // D2
+				t.Error(err)
+			}
+		}
+		c.Close()
+		synctest.Wait()
+		if n := strings.Count(log.String(), "MAINT_NOTIFICATIONS"); n > 1 || j.count(EventDialFailed) > 0 {
+			t.Errorf("it is mentioned %d times:\n%s", n, log.String())
+		}
+	})
+}
+
+// What a user's Dialer may do wrong is a dial that failed, not the end of the process.
+func TestADialerThatReturnsNothingIsAnError(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		defer func() {
+			if r := recover(); r != nil {
+				t.Errorf("panic: %v", r)
+			}
+		}()
+		c, err := Dial(background, Options{Dialer: func(context.Context, string, string) (net.Conn, error) { return nil, nil }})
+		if c != nil || err == nil {
+			t.Errorf("%v, %v", c, err)
+		}
+	})
+}
+
+// tunnel is a connection without deadlines, as those of golang.org/x/crypto/ssh.
+type tunnel struct{ net.Conn }
+
+func (tunnel) SetDeadline(time.Time) error      { return errors.New("deadline not supported") }
+func (tunnel) SetReadDeadline(time.Time) error  { return errors.New("deadline not supported") }
+func (tunnel) SetWriteDeadline(time.Time) error { return errors.New("deadline not supported") }
+
+// A connection that knows no deadlines can be used as any other; a dial that stalls on it ends in time.
+func TestAConnectionWithoutDeadlines(t *testing.T) {
+	wrap := func(nc net.Conn) net.Conn { return tunnel{nc} }
+	bubble(t, func(t *testing.T) {
+		s := memoryServer(t)
+		c := dialMemory(t, s, func(o *Options) { o.Dialer = through(s.Dial, wrap) })
+		if err := c.Do(background, "PING").Err(); err != nil {
+			t.Error(err)
+		}
+	})
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		s.attend(func(p *peer) { p.serve(answers{"PING": ""}.to) })
+		start := time.Now()
+		_, err := Dial(background, Options{Addr: "10.9.0.1:6379", Dialer: through(s.dial, wrap)})
+		if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != 5*time.Second {
+			t.Errorf("%v after %v", err, time.Since(start))
+		}
+	})
+	bubble(t, func(t *testing.T) { // nor does what is in flight wait longer than a second for its reply after a write error
+		s := newScript(t)
+		made := make(chan *stingy, 8)
+		c, p := s.connect(Options{Dialer: through(s.dial, func(nc net.Conn) net.Conn {
+			w := &stingy{err: syscall.EPIPE, Conn: tunnel{nc}}
+			w.left.Store(-1)
+			made <- w
+			return w
+		})})
+		st := <-made
+		first := later(func() Reply { return c.Do(background, "GET", "a") })
+		p.expects("GET a")
+		st.left.Store(3)
+		start := time.Now()
+		if err := c.Do(background, "GET", "b").Err(); !errors.Is(err, syscall.EPIPE) || !MaybeExecuted(err) || time.Since(start) > 2*time.Second {
+			t.Errorf("%v after %v", err, time.Since(start))
+		}
+		if err := first().Err(); !errors.Is(err, syscall.EPIPE) || !MaybeExecuted(err) {
+			t.Error(err)
+		}
+		s.accept().handshake()
+	})
+}
+
+func TestADialWithAContextThatIsOverMakesNone(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(background)
+		cancel()
+		c, err := Dial(ctx, Options{Dialer: memoryServer(t).Dial})
+		if c != nil || !errors.Is(err, context.Canceled) {
+			t.Errorf("%v, %v", c, err)
+		}
+	})
+}
+
+// The context of Dial bounds the call alone, not the client.
+func TestTheContextOfDialDoesNotBoundTheClient(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := memoryServer(t)
+		ctx, cancel := context.WithCancel(background)
+		c, err := Dial(ctx, Options{Addr: s.Addr(), Dialer: s.Dial})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		cancel()
+		s.Cut()
+		for range 3 {
+			if err := c.Do(background, "PING").Err(); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(time.Minute)
+		}
+	})
+}
+
+// A callback may use the client, and close it.
+func TestOnEventMayCloseTheClient(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := memoryServer(t)
+		clients := make(chan *Client, 1)
+		ended := make(chan error, 1)
+		c := dialMemory(t, s, func(o *Options) {
+			o.OnEvent = func(e Event) {
+				if e.Kind == EventConnected {
+					c := <-clients
+					if err := c.Do(background, "PING").Err(); err != nil {
+						t.Error(err)
+					}
+					ended <- c.Close()
+				}
+			}
+		})
+		clients <- c
+		s.Cut()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if err := c.Do(background, "PING").Err(); !errors.Is(err, ErrClosed) {
+			t.Error(err)
+		}
+	})
+}
+
+// At Close, what was not taken to be written was never sent, also if a write is stuck; what was taken may have been executed.
+func TestCloseTellsThoseWhoWereNotTakenThatTheyWereNeverSent(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		gate := make(chan struct{}, 1)
+		s := newScript(t)
+		c, p := s.connect(Options{Dialer: through(s.dial, func(nc net.Conn) net.Conn { return &gated{nc, gate} })})
+		first := later(func() Reply { return c.Do(background, "GET", "first") })
+		p.expects("GET first")
+		gate <- struct{}{}
+		taken := later(func() Reply { return c.Do(background, "GET", "taken") })
+		synctest.Wait()
+		var rest []func() Reply
+		for range 10 {
+			rest = append(rest, later(func() Reply { return c.Do(background, "SET", "k", strings.Repeat("x", 20<<10)) }))
+			synctest.Wait()
+		}
+		c.Close()
+		for _, reply := range []func() Reply{first, taken} {
+			if err := reply().Err(); !errors.Is(err, ErrClosed) || !MaybeExecuted(err) {
+				t.Errorf("written, or being written: %v", err)
+			}
+		}
+		for i, reply := range rest {
+			if err := reply().Err(); !errors.Is(err, ErrClosed) || MaybeExecuted(err) {
+				t.Errorf("untaken, number %d: %v", i, err)
+			}
+		}
+		<-gate
+	})
+}
+
+// Under a write that is stuck everybody still obeys context and Timeout at once, and the connection is not silent.
+func TestAWriteThatIsStuckHoldsUpNobody(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		gate := make(chan struct{}, 1)
+		s := newScript(t)
+		c, p := s.connect(Options{Timeout: time.Second, Dialer: through(s.dial, func(nc net.Conn) net.Conn { return &gated{nc, gate} })})
+		go c.Do(background, "GET", "first")
+		p.expects("GET first")
+		gate <- struct{}{}
+		go c.Do(background, "GET", "second") // which the flusher writes
+		synctest.Wait()
+		for i := range 20 {
+			ctx, cancel := context.WithTimeout(background, 300*time.Millisecond)
+			start := time.Now()
+			if err := c.Do(ctx, "GET", "k").Err(); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != 300*time.Millisecond {
+				t.Errorf("number %d: %v after %v", i, err, time.Since(start))
+			}
+			start = time.Now()
+			if err := c.Do(background, "SET", "k", strings.Repeat("x", 100<<10)).Err(); !errors.Is(err, ErrTimeout) || MaybeExecuted(err) || time.Since(start) > 1200*time.Millisecond {
+				t.Errorf("number %d, large: %v after %v", i, err, time.Since(start))
+			}
+			cancel()
+		}
+		<-gate
+		p.expects("GET second")
+		for range 20 {
+			p.expects("GET k") // their callers have left; their places are kept
+		}
+		p.says(strings.Repeat("+late\r\n", 22))
+		mine := later(func() Reply { return c.Do(background, "GET", "mine") })
+		p.expects("GET mine")
+		p.says("+mine\r\n")
+		if got, err := mine().Text(); got != "mine" {
+			t.Error(got, err)
+		}
+		if n := len(s.dialled()); n != 1 {
+			t.Errorf("%d dials", n)
+		}
+	})
+}
+
+// eager returns the end of the stream together with the last bytes before it, as a Read may.
+type eager struct{ net.Conn }
+
+func (e *eager) Read(b []byte) (int, error) {
+	n, err := e.Conn.Read(b)
+	if err == nil {
+		e.Conn.SetReadDeadline(time.Now().Add(time.Millisecond))
+		defer e.Conn.SetReadDeadline(time.Time{})
+		var more int
+		if more, err = e.Conn.Read(b[n:]); errors.Is(err, os.ErrDeadlineExceeded) {
+			err = nil
+		}
+		n += more
+	}
+	return n, err
+}
+
+func TestRepliesThatComeTogetherWithTheEndAreDelivered(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		c, p := s.connect(Options{Dialer: through(s.dial, func(nc net.Conn) net.Conn { return &eager{nc} })})
+		first := later(func() Reply { return c.Do(background, "GET", "a") })
+		p.expects("GET a")
+		second := later(func() Reply { return c.Do(background, "GET", "b") })
+		p.expects("GET b")
+		p.says("+1\r\n")
+		p.Close()
+		if got, err := first().Text(); got != "1" {
+			t.Errorf("%q, %v", got, err)
+		}
+		if err := second().Err(); !errors.Is(err, io.EOF) || !MaybeExecuted(err) {
+			t.Error(err)
+		}
+		s.accept().handshake()
+	})
+}
+
+// fickle reads so many bytes and writes so many, and then fails, in pieces of any size.
+type fickle struct {
+	net.Conn
+	reads, writes atomic.Int64
+}
+
+func (f *fickle) Read(b []byte) (int, error) {
+	left := f.reads.Load()
+	if left <= 0 {
+		return 0, syscall.ECONNRESET
+	}
+	n, err := f.Conn.Read(b[:min(int64(len(b)), left, 1+rand.Int64N(300))])
+	f.reads.Add(-int64(n))
+	return n, err
+}
+
+func (f *fickle) Write(b []byte) (n int, err error) {
+	for n < len(b) && err == nil {
+		left := f.writes.Load()
+		if left <= 0 {
+			return n, syscall.EPIPE
+		}
+		var k int
+		k, err = f.Conn.Write(b[n:min(int64(len(b)), int64(n)+left, int64(n)+1+rand.Int64N(300))])
+		f.writes.Add(-int64(k))
+		n += k
+	}
+	return n, err
+}
+
+// However connections end and callers leave: what succeeded was executed, once; what was never sent was not; only what is in
+// doubt may have been; and the commands of one caller are executed in their order.
+func TestNothingIsExecutedTwiceHoweverConnectionsEnd(t *testing.T) {
+	for seed := range uint64(24) {
+		bubble(t, func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 5))
+			s := memoryServer(t)
+			o := Options{
+				Addr: s.Addr(), Timeout: []time.Duration{-1, 20 * time.Millisecond, time.Minute}[random.IntN(3)], Backlog: BacklogPolicy(random.IntN(2)),
+				MaxInFlight: []int{0, 1, 5}[random.IntN(3)], MaxBacklog: []int{0, 6}[random.IntN(2)], Conns: []int{1, 1, 3}[random.IntN(3)],
+			}
+			mean := int64(500 << random.IntN(5))
+			o.Dialer = through(s.Dial, func(nc net.Conn) net.Conn {
+				f := &fickle{Conn: nc}
+				f.reads.Store(300 + rand.Int64N(2*mean))
+				f.writes.Store(300 + rand.Int64N(2*mean))
+				return f
+			})
+			var c *Client
+			for c == nil {
+				c, _ = Dial(background, o)
+			}
+			defer c.Close()
+			s.Delay("incr", time.Duration(random.IntN(3))*time.Millisecond)
+			const workers = 12
+			var succeeded, doubtful, wrong [workers]int64
+			var wg sync.WaitGroup
+			for w := range workers {
+				wg.Go(func() {
+					r := rand.New(rand.NewPCG(seed, uint64(w)+100))
+					last, key := int64(0), fmt.Sprint("key:", w)
+					for range 60 {
+						ctx, cancel := context.WithCancel(background)
+						if r.IntN(5) == 0 {
+							ctx, cancel = context.WithTimeout(ctx, time.Duration(r.IntN(6))*time.Millisecond)
+						}
+						commands, got := int64(1), int64(0)
+						var err error
+						if r.IntN(4) == 0 {
+							commands = 2
+							var b Batch
+							b.Add("INCR", key)
+							b.Add("INCR", key)
+							var replies []Reply
+							if replies, err = c.DoBatch(ctx, &b); err == nil {
+								got, err = replies[1].Int64()
+							}
+						} else {
+							got, err = c.Do(ctx, "INCR", key).Int64()
+						}
+						cancel()
+						switch {
+						case err == nil:
+							if got < last+commands || got > last+commands+doubtful[w] {
+								wrong[w]++
+								t.Errorf("%s: %d came after %d", key, got, last)
+							}
+							last = got
+							succeeded[w] += commands
+						case MaybeExecuted(err):
+							doubtful[w] += commands
+						}
+						time.Sleep(time.Duration(r.IntN(300)) * time.Microsecond)
+					}
+				})
+			}
+			wg.Wait()
+			time.Sleep(5 * time.Second)
+			for w := range workers {
+				var n int64
+				err := ErrNoConnection
+				for range 1000 {
+					var text string
+					if text, err = c.Do(background, "GET", fmt.Sprint("key:", w)).Text(); err == nil {
+						n, _ = strconv.ParseInt(text, 10, 64)
+					} else if errors.Is(err, ErrNull) {
+						err = nil
+					}
+					if err == nil {
+						break
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+				if err != nil || n < succeeded[w] || n > succeeded[w]+doubtful[w] {
+					t.Errorf("seed %d: %d succeeded, %d are in doubt, %d were executed (%v)", seed, succeeded[w], doubtful[w], n, err)
+				}
 			}
 		})
 	}

@@ -585,8 +585,8 @@ func TestReplayedCompletionsAreHistory(t *testing.T) {
 			if got := takes(t, c); !around(got, 500*time.Millisecond) {
 				t.Errorf("a completion replayed in the handshake relaxed a timeout to %v", got)
 			}
-			if n := len(j.events); n != 0 {
-				t.Errorf("it caused %d events: %v", n, j.events)
+			if n := len(j.all()); n != 0 {
+				t.Errorf("it caused %d events: %v", n, j.all())
 			}
 		})
 	}
@@ -622,7 +622,7 @@ func TestAnOpenerInTheHandshakeIsNews(t *testing.T) {
 			t.Errorf("a stalled command waited %v, want the relaxed timeout", got)
 		}
 		if j.count(EventNotification) != 1 || j.count(EventRelaxed) != 1 {
-			t.Errorf("events: %v", j.events)
+			t.Errorf("events: %v", j.all())
 		}
 	})
 }

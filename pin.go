@@ -29,9 +29,8 @@ func (a *announcement) half() tick     { return a.received.add(a.window / 2) }
 type pin struct {
 	grace time.Duration // what one dial may take; set before use
 
-	mu    sync.Mutex
-	a     announcement // guarded by mu; number 0: there was none yet
-	tried bool         // guarded by mu: one whole dial of a's successor has ended
+	mu sync.Mutex
+	a  announcement // guarded by mu; number 0: there was none yet
 }
 
 // remembered is the announcement in force at t, if there is one.
@@ -55,29 +54,23 @@ func (p *pin) announce(n *notification, t tick, take func() uint64) announcement
 	isCopy := !n.numbered || p.a.numbered && n.seq <= p.a.seq
 	if !p.rememberedLocked(t) || !isCopy {
 		p.a = announcement{take(), n.seq, n.numbered, n.successor, t, time.Now(), n.window}
-		p.tried = false
 	}
 	return p.a
 }
 
-// target is where a dial that begins at t goes: the successor of announcement number, or, with number 0, the configured address. From half of the window on a
-// successor that keeps failing and the configured address take turns. The deadline ends the pin, but not before one whole dial
-// of the successor was tried.
-func (p *pin) target(t tick, failures int, configured string) (addr string, number uint64) {
+// target is where a dial that begins at t goes, after so many failures in a row: the successor of announcement number, or, with
+// number 0, the configured address. From half of the window on, a successor that keeps failing and the configured address take
+// turns. The deadline ends the pin, but not before one dial of the successor: tried is the number of the announcement that the
+// bridge dialled for last.
+func (p *pin) target(t tick, failures int, tried uint64, configured string) (addr string, number uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	inForce := p.a.successor != "" && (t < p.a.deadline() || !p.tried && p.rememberedLocked(t))
-	if !inForce || p.tried && t >= p.a.half() && failures%2 == 1 {
+	first := tried != p.a.number && p.rememberedLocked(t)
+	inTurn := t < p.a.half() || t < p.a.deadline() && failures%2 == 0
+	if p.a.successor == "" || !first && !inTurn {
 		return configured, 0
 	}
 	return p.a.successor, p.a.number
-}
-
-// attempted records that a whole dial of announcement number's successor has ended.
-func (p *pin) attempted(number uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.tried = p.tried || p.a.number == number
 }
 
 // refuse makes announcement number one that names nobody. A newer one is left alone.

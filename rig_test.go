@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -49,7 +50,7 @@ func sibling(t *testing.T, s *batontest.Server) *batontest.Server {
 // dialMemory connects to an in-memory server, with options that the test may have changed by change.
 func dialMemory(t *testing.T, s *batontest.Server, change func(*Options)) *Client {
 	t.Helper()
-	o := Options{Addr: s.Addr(), Dialer: s.Dial}
+	o := Options{Addr: s.Addr(), Dialer: asSockets(s.Dial)}
 	if change != nil {
 		change(&o)
 	}
@@ -127,6 +128,20 @@ func (a *addressed) RemoteAddr() net.Addr {
 		return a.Conn.RemoteAddr()
 	}
 	return tcp
+}
+
+// SyscallConn makes it count as a socket, whose buffer takes what a caller writes by itself. A pipe of batontest has one.
+func (a *addressed) SyscallConn() (syscall.RawConn, error) { return nil, syscall.ENOTSUP }
+
+// asSockets is a Dialer whose connections count as sockets.
+func asSockets(dial func(context.Context, string, string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		nc, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return &addressed{nc, addr}, nil
+	}
 }
 
 func (s *script) dialled() []string {

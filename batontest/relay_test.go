@@ -55,7 +55,7 @@ func TestRelayPassesEverythingOn(t *testing.T) {
 	targets(t, func(t *testing.T, target string) {
 		r := newTestRelay(t, target)
 		c := dialTCP(t, r.Addr())
-		big := strings.Repeat("x", 3<<20)
+		big := strings.Repeat("x", 1<<20)
 		c.ask("SET big "+big, "+OK\r\n")
 		c.ask("GET big", fmt.Sprintf("$%d\r\n%s\r\n", len(big), big))
 		io.WriteString(c, "PING\r\nPING inline\r\n*0\r\n")
@@ -162,6 +162,34 @@ func TestRelayFaults(t *testing.T) {
 	})
 }
 
+func TestRelaySiblings(t *testing.T) {
+	one, two := NewServer(), NewServer()
+	defer one.Close()
+	defer two.Close()
+	said := make(chan string, 10)
+	a := newTestRelay(t, one.Addr(), OnCommand(func(_ int, args []string) { said <- strings.Join(args, " ") }))
+	b := a.SiblingTo(two.Addr(), RefuseOptIn("ERR no"))
+	defer b.Close()
+	c, d := dialTCP(t, a.Addr()), dialTCP(t, b.Addr())
+	c.ask("SET k one", "+OK\r\n")
+	d.ask("SET k two", "+OK\r\n")
+	c.ask("SUBSCRIBE x y", "*3\r\n$9\r\nsubscribe\r\n$1\r\nx\r\n:1\r\n*3\r\n$9\r\nsubscribe\r\n$1\r\ny\r\n:2\r\n")
+	c.ask("RESET", "+RESET\r\n")
+	c.ask("GET k", "$3\r\none\r\n")
+	d.ask(optIn, "-ERR no\r\n")
+	c.ask(optIn, "+OK\r\n") // protocol 2
+	equal(t, "opted in", a.OptedIn()+b.OptedIn(), 0)
+	b.Delay("client maint_notifications", 20*time.Millisecond)
+	start := time.Now()
+	d.ask(optIn, "-ERR no\r\n")
+	if took := time.Since(start); took < 20*time.Millisecond {
+		t.Error("the opt-in took", took)
+	}
+	for _, want := range []string{"SET k one", "SET k two", "SUBSCRIBE x y"} {
+		equal(t, "said", <-said, want)
+	}
+}
+
 func TestRelayNoticesThatAClientLeft(t *testing.T) {
 	targets(t, func(t *testing.T, target string) {
 		r := newTestRelay(t, target)
@@ -202,9 +230,9 @@ func TestRelayEndsTLS(t *testing.T) {
 func TestRelayPushesUnderLoad(t *testing.T) {
 	targets(t, func(t *testing.T, target string) {
 		r := newTestRelay(t, target)
-		value := strings.Repeat("x", 200_000)
+		value := strings.Repeat("x", 100_000)
 		dialTCP(t, r.Addr()).ask("SET big "+value, "+OK\r\n")
-		const pushes, ahead = 200, 8
+		const pushes, ahead = 50, 8
 		var wg sync.WaitGroup
 		for range 2 {
 			c := dialTCP(t, r.Addr()).optIn()

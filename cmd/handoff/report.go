@@ -9,6 +9,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -189,10 +190,8 @@ func (v *verdict) writeJSON(out io.Writer) {
 func (v *verdict) write(out io.Writer) {
 	v.writeTimeline(out)
 	fmt.Fprintf(out, "\n%-10s %12s %10s %10s %10s %10s\n", "", "commands", "p50", "p99", "p99.9", "longest")
-	for s := before; s <= after; s++ {
-		if v.parts[s].count > 0 {
-			writeRow(out, s.String(), &v.parts[s])
-		}
+	for s := before; s <= v.l.stretch(); s++ { // as far as the run came
+		writeRow(out, s.String(), &v.parts[s])
 	}
 	writeRow(out, "whole run", &v.whole)
 	fmt.Fprintln(out)
@@ -230,23 +229,30 @@ func (v *verdict) writeTimeline(out io.Writer) {
 		return
 	}
 	h := v.stats.LastHandoff
-	step := func(at time.Time, format string, args ...any) {
-		if !at.IsZero() {
-			fmt.Fprintf(out, "%10.1f  %s\n", float64(at.Sub(v.l.announced))/1e6, fmt.Sprintf(format, args...))
+	type step struct {
+		at   time.Time // zero: it never came
+		text string
+	}
+	done := fmt.Sprintf("stragglers done: %s lingered, old connection closed", group(uint64(h.Lingered)))
+	if h.Cut > 0 {
+		done = fmt.Sprintf("old connection closed: %s lingered, %s were cut off", group(uint64(h.Lingered)), group(uint64(h.Cut)))
+	}
+	steps := []step{
+		{h.Received, fmt.Sprintf("received: MOVING %d to %s", h.Seq, h.Successor)},
+		{h.Began, "jitter over: the new connection is dialled"},
+		{h.Ready, "ready"},
+		{h.Holding, fmt.Sprintf("holding: %s commands waited, for %.1f ms at most", group(v.Held), millis(h.HeldMax))},
+		{h.Promoted, "promoted: new work goes to the new connection"},
+		{h.Closed, done},
+		{v.l.closed, "window over: the old server has closed its sockets"},
+	}
+	slices.SortStableFunc(steps, func(a, b step) int { return a.at.Compare(b.at) }) // a connection may die early
+	fmt.Fprintln(out, "        ms  after the announcement")
+	for _, s := range steps {
+		if !s.at.IsZero() {
+			fmt.Fprintf(out, "%10.1f  %s\n", float64(s.at.Sub(v.l.announced))/1e6, s.text)
 		}
 	}
-	fmt.Fprintln(out, "        ms  after the announcement")
-	step(h.Received, "received: MOVING %d to %s", h.Seq, h.Successor)
-	step(h.Began, "jitter over: the new connection is dialled")
-	step(h.Ready, "ready")
-	step(h.Holding, "holding: %s commands waited, for %.1f ms at most", group(v.Held), millis(h.HeldMax))
-	step(h.Promoted, "promoted: new work goes to the new connection")
-	if h.Cut == 0 {
-		step(h.Closed, "stragglers done: %s lingered, old connection closed", group(uint64(h.Lingered)))
-	} else {
-		step(h.Closed, "old connection closed: %s lingered, %s were cut off", group(uint64(h.Lingered)), group(uint64(h.Cut)))
-	}
-	step(v.l.closed, "window over: the old server has closed its sockets")
 }
 
 func writeRow(out io.Writer, name string, h *histogram) {
