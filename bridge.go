@@ -296,21 +296,15 @@ func (c *Client) Shutdown(ctx context.Context) error {
 // report is the goroutine on which the user's Logger and OnEvent run. It ends when the client is closed and what was emitted
 // before is reported.
 func (c *Client) report() {
-	for closed := false; ; {
-		select {
-		case e := <-c.events:
-			c.reportOne(e)
-			continue
-		default:
-		}
-		if closed {
-			return
-		}
+	for {
 		select {
 		case e := <-c.events:
 			c.reportOne(e)
 		case <-c.ctx.Done():
-			closed = true
+			for len(c.events) > 0 {
+				c.reportOne(<-c.events)
+			}
+			return
 		}
 	}
 }
@@ -974,9 +968,10 @@ func (b *bridge) sweepLocked(t tick) (silent []*conn) {
 	}
 	for _, c := range b.conns {
 		c.inFlight.sweepLocked(0, limit)
-		if c.writing {
-			c.quietFrom = t // that time does not count
+		if c.writing && c.swept == c.taken { // the write that was under way at the sweep before: that time does not count
+			c.quietFrom = t
 		}
+		c.swept = c.taken
 		quiet := max(c.quietFrom, tick(c.lastRead.Load()))
 		if !c.inFlight.empty() && c.broken == nil && t >= quiet.add(2*timeout) {
 			c.breakLocked(fmt.Errorf("baton: connection to %s lost: not a byte for %v", c.addr, quiet.until(t).Round(time.Millisecond)))

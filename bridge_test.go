@@ -3441,7 +3441,7 @@ func TestRandomOrders(t *testing.T) {
 		return
 	}
 	const each = 100 // scenarios in one bubble's subtest, so that -v stays readable
-	rounds := 12
+	rounds := 10
 	if testing.Short() {
 		rounds = 4
 	}
@@ -3594,8 +3594,13 @@ func randomOrder(t *testing.T, seed uint64) {
 			one.PushRaw([]byte(">2\r\n+foo\r\n_\r\n"))
 		}
 	}
-	if r.IntN(5) == 0 {
+	switch r.IntN(10) {
+	case 0:
 		s.c.Close()
+	case 1:
+		ctx, cancel := contextFor(pick(time.Millisecond, time.Second))
+		s.c.Shutdown(ctx)
+		cancel()
 	}
 	over.Store(true)
 	wg.Wait() // nobody waits for ever
@@ -3635,4 +3640,205 @@ func randomOrder(t *testing.T, seed uint64) {
 	if n := s.a.Conns() + s.b.Conns(); n != len(s.c.bridges) && st.Conns != 0 {
 		t.Errorf("seed %d: %d connections of %d bridges", seed, n, len(s.c.bridges))
 	}
+}
+
+// TestHandoffWithoutAUsableSuccessor: A4, A26, A34, A37. The configured address is dialled at half of the window.
+func TestHandoffWithoutAUsableSuccessor(t *testing.T) {
+	for _, endpoint := range []string{"_", "$-1", "$0\r\n", "$4\r\nnull", "$1\r\n?", "$6\r\n?:7002", "$5\r\n:7002", "$20\r\nhost-1.example.com:0", "$18\r\nhost-1.example.com", "*0"} {
+		sub(t, fmt.Sprintf("%q", endpoint), func(t *testing.T) {
+			s := newScript(t)
+			j := &journal{}
+			c, a := s.connect(Options{OnEvent: j.add})
+			start := time.Now()
+			a.says(">4\r\n$6\r\nMOVING\r\n:0\r\n:15\r\n" + endpoint + "\r\n")
+			one := async(c, "GET", "1")
+			b := s.readyAt(addrA)
+			if at := time.Since(start); at < 7500*time.Millisecond || at > 8500*time.Millisecond {
+				t.Errorf("it was dialled after %v, want half of the window and the jitter", at)
+			}
+			a.says("+one\r\n")
+			answered(t, one, "one")
+			go b.echo()
+			answered(t, async(c, "GET", "2"), "GET 2")
+			if e := j.of(EventNotification); len(e) != 1 || e[0].Successor != "" || e[0].Window != 15*time.Second {
+				t.Errorf("events: %+v", e)
+			}
+			if n := len(s.dialled()); n != 2 {
+				t.Errorf("dialled %v", s.dialled())
+			}
+		})
+	}
+}
+
+func TestHandoffOfAUnixSocket(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		var networks []string
+		var mu sync.Mutex
+		results := make(chan *Client)
+		go func() {
+			c, err := Dial(background, Options{Network: "unix", Addr: "/run/redis.sock", Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+				mu.Lock()
+				networks = append(networks, network)
+				mu.Unlock()
+				nc, err := s.dial(ctx, network, addr)
+				return nc.(*addressed).Conn, err // as a socket without an address to speak of
+			}})
+			if err != nil {
+				t.Error(err)
+			}
+			results <- c
+		}()
+		a := s.acceptAt("/run/redis.sock")
+		a.handshake()
+		c := <-results
+		t.Cleanup(func() { c.Close() })
+		a.moving(1, 10, addrB)
+		b := s.readyAt(addrB)
+		go b.echo()
+		answered(t, async(c, "GET", "1"), "GET 1")
+		if !slices.Equal(networks, []string{"unix", "tcp"}) {
+			t.Errorf("dialled over %v", networks)
+		}
+	})
+}
+
+// TestHandoffANewerAnnouncementWithoutAConnection is followed at once: there is nobody to be considerate of.
+func TestHandoffANewerAnnouncementWithoutAConnection(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		c, a1 := s.connect(Options{Conns: 2})
+		a2 := s.readyAt(addrA)
+		s.refuseAll(addrA, addrB)
+		a1.moving(1, 100, addrB)
+		synctest.Wait()
+		a1.Close()
+		time.Sleep(20 * time.Second) // it is in the middle of a pause of a second
+		a2.moving(2, 100, addrC)
+		waiting := []<-chan Reply{async(c, "GET", "1"), async(c, "GET", "2")} // one of them to the bridge without a connection
+		go a2.echo()
+		for range 2 {
+			go s.readyAt(addrC).echo()
+		}
+		for i, ch := range waiting {
+			answered(t, ch, fmt.Sprint("GET ", i+1))
+		}
+		if n := c.Stats().Handoffs; n != 2 {
+			t.Errorf("%d handoffs", n)
+		}
+	})
+	sub(t, "by the bridge that has none", func(t *testing.T) {
+		s := newScript(t)
+		c, a := s.connect(Options{})
+		s.refuseAll(addrA, addrB)
+		// The old connection is lost while its last words are still to be read: a newer announcement.
+		a.moving(1, 100, addrB)
+		time.Sleep(10 * time.Second)
+		start := time.Now()
+		a.moving(2, 100, addrC)
+		a.Close()
+		s.readyAt(addrC)
+		if took := time.Since(start); took != 0 {
+			t.Errorf("without a connection the newer successor was dialled after %v", took)
+		}
+		inPhase(t, c, PhaseDone)
+	})
+}
+
+// TestHandoffWithoutTimeouts: a negative Timeout is none, and the handoff has its own clock.
+func TestHandoffWithoutTimeouts(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		c, a := s.connect(Options{Timeout: -1})
+		slow := async(c, "GET", "slow")
+		a.moving(1, 2, addrB)
+		b := s.readyAt(addrB)
+		start := time.Now()
+		held := async(c, "GET", "held")
+		b.expects("GET held")
+		if took := time.Since(start); took != 50*time.Millisecond {
+			t.Errorf("held for %v", took)
+		}
+		b.says("+value\r\n")
+		answered(t, held, "value")
+		time.Sleep(24 * time.Hour)
+		a.says("+at last\r\n")
+		answered(t, slow, "at last")
+	})
+	sub(t, "and a handoff that is given up", func(t *testing.T) {
+		s := newScript(t)
+		c, a := s.connect(Options{Timeout: -1})
+		s.refuseAll()
+		a.moving(1, 2, addrB)
+		time.Sleep(time.Minute)
+		inPhase(t, c, PhaseDone)
+	})
+}
+
+// TestHandoffCredentialsThatBlock for ever cost a dial each time, and the old connection serves.
+func TestHandoffCredentialsThatBlock(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		block := make(chan struct{})
+		t.Cleanup(func() { close(block) })
+		var asked atomic.Int32
+		c, a := s.connect(Options{DialTimeout: time.Second, KeepAlive: -1, Maintenance: Maintenance{RelaxedTimeout: time.Second},
+			Credentials: func(context.Context) (string, string, error) {
+				if n := asked.Add(1); n > 1 && n < 6 {
+					<-block
+				}
+				return "u", "p", nil
+			}})
+		one := async(c, "GET", "1")
+		a.moving(1, 10, addrB)
+		time.Sleep(3 * time.Second)
+		a.says("+one\r\n")
+		answered(t, one, "one")
+		b := s.accept() // the configured address may have its turn
+		b.handshake()
+		go b.echo()
+		synctest.Wait()
+		answered(t, async(c, "GET", "2"), "GET 2")
+		if n := asked.Load(); n != 6 {
+			t.Errorf("credentials were asked for %d times", n)
+		}
+	})
+}
+
+// TestLastHandoffOfSeveralConns is that of all of them together.
+func TestLastHandoffOfSeveralConns(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		c, a1 := s.connect(Options{Conns: 2, Timeout: time.Minute})
+		a2 := s.readyAt(addrA)
+		one, two := async(c, "GET", "1"), async(c, "GET", "2")
+		a1.moving(3, 1, addrB)
+		a2.moving(3, 1, addrB)
+		b1, b2 := s.acceptAt(addrB), s.acceptAt(addrB)
+		b1.handshake()
+		synctest.Wait()
+		if h := c.Stats().LastHandoff; !h.Ready.IsZero() || !h.Promoted.IsZero() || h.Seq != 3 || h.Successor != addrB || h.Received.IsZero() {
+			t.Errorf("with one of two ready: %+v", h)
+		}
+		three, four := async(c, "GET", "3"), async(c, "GET", "4") // one of them is held
+		time.Sleep(time.Second)
+		b2.handshake()
+		synctest.Wait()
+		ready := time.Now()
+		time.Sleep(time.Second)
+		if h := c.Stats().LastHandoff; h.Ready != ready || h.Promoted != ready.Add(50*time.Millisecond) || h.HeldMax != 50*time.Millisecond || h.Held != 1 || !h.Closed.IsZero() {
+			t.Errorf("with both promoted: %+v", h)
+		}
+		a1.says("+x\r\n+x\r\n")
+		a2.says("+x\r\n+x\r\n")
+		b1.says("+x\r\n")
+		b2.says("+x\r\n")
+		for _, ch := range []<-chan Reply{one, two, three, four} {
+			reply(t, ch)
+		}
+		synctest.Wait()
+		if h := c.Stats().LastHandoff; h.Closed.IsZero() {
+			t.Errorf("with both over: %+v", h)
+		}
+	})
 }

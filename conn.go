@@ -396,7 +396,8 @@ type conn struct {
 	retired                bool
 	broken                 error
 	readDone, ended        bool
-	quietFrom              tick // silence counts from here: a first command went out, or a write was under way
+	quietFrom              tick  // silence counts from here: a first command went out, or a write was under way
+	swept                  int64 // taken at the last sweep
 
 	lastRead atomic.Int64 // the tick of the last byte; written by the reader
 

@@ -2198,7 +2198,10 @@ func TestTheEndOfAConnectionByByteCounts(t *testing.T) {
 						return nc
 					}
 					st.Conn = nc
-					return &gated{st, gate}
+					if k%2 == 0 {
+						return &gated{st, gate}
+					}
+					return &addressed{&gated{st, gate}, "10.9.0.1:6379"} // a socket, to which callers may write by themselves
 				})})
 				gate <- struct{}{}
 				first := later(func() Reply { return c.Do(background, "GET", "first") })
@@ -3286,14 +3289,15 @@ func TestAConnectionWithoutDeadlines(t *testing.T) {
 	})
 	bubble(t, func(t *testing.T) { // nor does what is in flight wait longer than a second for its reply after a write error
 		s := newScript(t)
-		made := make(chan *stingy, 8)
+		st := &stingy{err: syscall.EPIPE}
+		st.left.Store(-1)
 		c, p := s.connect(Options{Dialer: through(s.dial, func(nc net.Conn) net.Conn {
-			w := &stingy{err: syscall.EPIPE, Conn: tunnel{nc}}
-			w.left.Store(-1)
-			made <- w
-			return w
+			if st.Conn != nil {
+				return nc
+			}
+			st.Conn = tunnel{nc}
+			return st
 		})})
-		st := <-made
 		first := later(func() Reply { return c.Do(background, "GET", "a") })
 		p.expects("GET a")
 		st.left.Store(3)
@@ -3304,6 +3308,7 @@ func TestAConnectionWithoutDeadlines(t *testing.T) {
 		if err := first().Err(); !errors.Is(err, syscall.EPIPE) || !MaybeExecuted(err) {
 			t.Error(err)
 		}
+		st.left.Store(-1)
 		s.accept().handshake()
 	})
 }
@@ -3523,6 +3528,9 @@ func TestNothingIsExecutedTwiceHoweverConnectionsEnd(t *testing.T) {
 				f := &fickle{Conn: nc}
 				f.reads.Store(300 + rand.Int64N(2*mean))
 				f.writes.Store(300 + rand.Int64N(2*mean))
+				if seed%2 == 1 {
+					return &addressed{f, s.Addr()} // a socket, to which callers may write by themselves
+				}
 				return f
 			})
 			var c *Client
@@ -3596,4 +3604,48 @@ func TestNothingIsExecutedTwiceHoweverConnectionsEnd(t *testing.T) {
 			}
 		})
 	}
+}
+
+// slow takes a while for each write.
+type slow struct {
+	net.Conn
+	d time.Duration
+}
+
+func (s *slow) Write(b []byte) (int, error) {
+	time.Sleep(s.d)
+	return s.Conn.Write(b)
+}
+
+// The time in which we are writing does not count; the time between does, however many writes there are.
+func TestSilenceUnderWritesThatTakeAWhile(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		c, p := s.connect(Options{Timeout: time.Second, Dialer: through(s.dial, func(nc net.Conn) net.Conn { return &slow{nc, 400 * time.Microsecond} })})
+		go io.Copy(io.Discard, p)
+		over := make(chan struct{})
+		go func() {
+			for {
+				select {
+				case <-over:
+					return
+				case <-time.After(time.Millisecond):
+					go c.Do(background, "GET", "k")
+				}
+			}
+		}()
+		start := time.Now()
+		select {
+		case p := <-s.peers:
+			go p.serve(answers(nil).to)
+			if took := time.Since(start); took < 2*time.Second || took > 5*time.Second {
+				t.Errorf("it was given up after %v", took)
+			}
+		case <-time.After(30 * time.Second):
+			t.Error("it was not given up within 30 s")
+		}
+		close(over)
+		c.Close()
+		time.Sleep(time.Second) // for the last write
+	})
 }

@@ -291,6 +291,7 @@ func TestFreeze(t *testing.T) {
 		s.Freeze(false)
 		fresh.skip("\r\n")
 		old.skip(moving(0, 3600, "a:1"))
+		synctest.Wait()
 		equal(t, "executed", s.Executed("incr"), 2)
 		s.Freeze(true)
 		s.Close()

@@ -197,18 +197,18 @@ func (v *verdict) write(out io.Writer) {
 	fmt.Fprintln(out)
 	if !v.l.announced.IsZero() {
 		at := v.parts[during].maxAt - v.l.announced.Sub(v.l.began)
-		fmt.Fprintf(out, "longest stall: %.1f ms before the announcement, %.1f ms after it, ending at %.0f ms\n",
+		fmt.Fprintf(out, "longest stall: %.1f ms before the announcement; %.1f ms after it (at %.0f ms)\n",
 			v.MaxStallBeforeMS, v.MaxStallMS, millis(at))
 	}
 	if v.firstErr != nil {
 		fmt.Fprintf(out, "first error: %v\n", v.firstErr)
 	}
-	fmt.Fprintf(out, "%s commands in %.1f s: %s failed, %s of them maybe executed, %s lost, %s executed twice\n",
-		group(v.Commands), v.l.ended.Sub(v.l.began).Seconds(), group(v.Failed), group(v.MaybeExecuted),
-		group(uint64(v.Lost)), group(uint64(v.ExecutedTwice)))
-	fmt.Fprintln(out, v.word())
+	fmt.Fprintf(out, "%s commands in %.1f s\n", group(v.Commands), v.l.ended.Sub(v.l.began).Seconds())
+	fmt.Fprintf(out, "%s: %s failed, %s maybe executed, %s lost, %s executed twice\n", v.word(),
+		group(v.Failed), group(v.MaybeExecuted), group(uint64(v.Lost)), group(uint64(v.ExecutedTwice)))
 }
 
+// word is the verdict in short.
 func (v *verdict) word() string {
 	switch {
 	case v.Failed+uint64(v.Lost+v.ExecutedTwice) > 0:
