@@ -2348,7 +2348,7 @@ func TestHandoffCopiesAreIgnored(t *testing.T) {
 		"a negative number":                 movingFrame(-1, 15, addrC),
 		"a lower number and another window": movingFrame(4, 3600, addrC),
 	} {
-		for _, where := range []string{"in the handshake", "on the new connection", "before it is dialled", "while work is held", "on the retired connection"} {
+		for _, where := range []string{"in the handshake", "on the new connection", "before it is dialled", "while it is dialled", "while work is held", "on the retired connection"} {
 			sub(t, name+" "+where, func(t *testing.T) {
 				s := newScript(t)
 				c, a := s.connect(Options{Timeout: time.Minute})
@@ -2359,6 +2359,10 @@ func TestHandoffCopiesAreIgnored(t *testing.T) {
 					a.says(raw)
 				}
 				b := s.acceptAt(addrB)
+				if where == "while it is dialled" {
+					a.says(raw)
+					time.Sleep(2 * time.Second) // longer than a jitter
+				}
 				if where == "in the handshake" {
 					b.handshakeSaying(raw)
 				} else {
@@ -2541,13 +2545,14 @@ func TestHandoffMovingInTheHandshake(t *testing.T) {
 	})
 	sub(t, "a newer one while it is dialled replaces the attempt", func(t *testing.T) {
 		s := newScript(t)
-		c, a := s.connect(Options{})
+		j := &journal{}
+		c, a := s.connect(Options{OnEvent: j.add})
 		a.moving(3, 10, addrB)
 		b := s.acceptAt(addrB)
 		a.moving(4, 10, addrC)
 		d := s.readyAt(addrC)
-		if !b.hungUp() || !a.hungUp() || d.hungUp() || c.Stats().Handoffs != 1 {
-			t.Errorf("the client did not end on C: %+v", c.Stats())
+		if !b.hungUp() || !a.hungUp() || d.hungUp() || c.Stats().Handoffs != 1 || j.count(EventDialFailed) != 0 {
+			t.Errorf("the client did not end on C, or an attempt that was replaced counts as failed: %+v", c.Stats())
 		}
 	})
 }
@@ -2615,16 +2620,59 @@ func TestCaseA8DialUnderWayCountsAsOld(t *testing.T) {
 	})
 	sub(t, "every dial after the announcement follows the pin", func(t *testing.T) {
 		s := newScript(t)
-		_, a1 := s.connect(Options{Conns: 2})
+		c, a1 := s.connect(Options{Conns: 2})
 		a2 := s.readyAt(addrA)
 		a1.moving(1, 10, addrB)
 		s.readyAt(addrB)
 		a2.Close() // it was told nothing
-		s.readyAt(addrB)
-		if n := len(s.dialled()); n != 4 {
+		b2 := s.acceptAt(addrB)
+		b2.handshakeSaying(movingFrame(1, 10, addrB)) // an echo also for a bridge that never joined
+		time.Sleep(9 * time.Second)
+		if n := len(s.dialled()); n != 4 || b2.hungUp() || c.Stats().Handoffs != 1 {
 			t.Errorf("dialled %v", s.dialled())
 		}
 	})
+}
+
+// TestStaleAttemptIsNoReplacement has a dial succeed in the very moment in which an announcement is joined, too late to be cancelled:
+// it began before the announcement, so it is where the announcement leads away from.
+func TestStaleAttemptIsNoReplacement(t *testing.T) {
+	for _, alive := range []bool{true, false} {
+		sub(t, fmt.Sprintf("current connection alive: %v", alive), func(t *testing.T) {
+			s := newScript(t)
+			c, a := s.connect(Options{})
+			s.refuseAll(addrB)
+			a.moving(1, 60, addrB)
+			if synctest.Wait(); !alive {
+				a.Close()
+			}
+			stale := make(chan *peer)
+			go func() { stale <- s.readyAt(addrC) }()
+			nc, err := c.opts.dial(background, "tcp", addrC)
+			if err != nil {
+				t.Fatal(err)
+			}
+			nc.attempt = 1
+			p := <-stale
+			inPhase(t, c, PhasePreparing)
+			c.bridges[0].arrived(nc, nil, 1)
+			inPhase(t, c, PhasePreparing) // it is handed off in either case
+			if p.hungUp() != alive {
+				t.Errorf("the stale connection is closed: %v", !alive)
+			}
+			one := async(c, "GET", "1")
+			if serving := map[bool]*peer{true: a, false: p}[alive]; true {
+				serving.expects("GET 1")
+				serving.says("+one\r\n")
+			}
+			answered(t, one, "one")
+			s.refuseNone()
+			s.readyAt(addrB)
+			if c.Stats().Handoffs != 1 {
+				t.Error("there was no handoff")
+			}
+		})
+	}
 }
 
 // TestHandoffRestartInPlace: a server announces that it moves to its own address, as one that is restarted there.

@@ -3606,14 +3606,14 @@ func TestNothingIsExecutedTwiceHoweverConnectionsEnd(t *testing.T) {
 	}
 }
 
-// slow takes a while for each write.
-type slow struct {
+// sluggish takes a while for each write.
+type sluggish struct {
 	net.Conn
-	d time.Duration
+	most time.Duration
 }
 
-func (s *slow) Write(b []byte) (int, error) {
-	time.Sleep(s.d)
+func (s *sluggish) Write(b []byte) (int, error) {
+	time.Sleep(rand.N(s.most))
 	return s.Conn.Write(b)
 }
 
@@ -3621,7 +3621,7 @@ func (s *slow) Write(b []byte) (int, error) {
 func TestSilenceUnderWritesThatTakeAWhile(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newScript(t)
-		c, p := s.connect(Options{Timeout: time.Second, Dialer: through(s.dial, func(nc net.Conn) net.Conn { return &slow{nc, 400 * time.Microsecond} })})
+		c, p := s.connect(Options{Timeout: time.Second, Dialer: through(s.dial, func(nc net.Conn) net.Conn { return &sluggish{nc, time.Millisecond} })})
 		go io.Copy(io.Discard, p)
 		over := make(chan struct{})
 		go func() {
@@ -3629,7 +3629,7 @@ func TestSilenceUnderWritesThatTakeAWhile(t *testing.T) {
 				select {
 				case <-over:
 					return
-				case <-time.After(time.Millisecond):
+				case <-time.After(1300 * time.Microsecond):
 					go c.Do(background, "GET", "k")
 				}
 			}

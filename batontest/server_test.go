@@ -201,6 +201,7 @@ func TestDelay(t *testing.T) {
 		c.say("PING")
 		c.hear("+PONG\r\n")
 		equal(t, "what is ahead waits", time.Since(start), 0)
+		synctest.Wait()
 		d.ask("GET n", "$1\r\n1\r\n") // carried out, not answered
 		c.hear(":1\r\n+PONG\r\n")
 		equal(t, "the reply took", time.Since(start), 3*time.Second)
