@@ -637,8 +637,10 @@ func TestContract3NobodyReadsAnothersReply(t *testing.T) {
 			inPhase(t, c, phase)
 			a.says("+one\r\n+stray\r\n")
 			answered(t, inFlight, "one")
+			synctest.Wait()
 			if phase == PhasePreparing {
 				b.handshake()
+				synctest.Wait()
 			}
 			got := async(c, "GET", "2")
 			b.expects("GET 2")

@@ -1610,7 +1610,7 @@ func TestCaseC1C3C5C16NobodyReadsSomebodyElsesReply(t *testing.T) {
 				wg.Go(func() {
 					random := rand.New(rand.NewPCG(7, uint64(w)))
 					dst := make([]byte, 0, 64)
-					for i := range 150 {
+					for i := range 80 {
 						ctx, cancel := context.WithCancel(background)
 						switch random.IntN(4) {
 						case 0:
@@ -3647,5 +3647,41 @@ func TestSilenceUnderWritesThatTakeAWhile(t *testing.T) {
 		close(over)
 		c.Close()
 		time.Sleep(time.Second) // for the last write
+	})
+}
+
+// Between the moment when the reader takes a message out of its queue and the one when it is done with it, dst is the reader's, and a
+// caller whose context ends waits that long. A long reply makes that time long enough to be met.
+func TestACallerWhoLeavesWhileItsReplyIsBeingStoredWaitsForIt(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const size = 512 << 10
+		c, p := newScript(t).connect(Options{})
+		raw := fmt.Sprintf("$%d\r\n%s\r\n", size, strings.Repeat("x", size))
+		dst, untouched := make([]byte, 0, size), make([]byte, size)
+		for i := range 80 {
+			ctx, cancel := context.WithCancel(background)
+			result := later(func() error {
+				got, err := c.DoAppend(ctx, dst, "GET", "k")
+				if err == nil && len(got) != size || err != nil && (len(got) > 0 || !MaybeExecuted(err)) {
+					t.Errorf("%d bytes, %v", len(got), err)
+				}
+				clear(dst[:size])
+				return err
+			})
+			p.expects("GET k")
+			p.says(raw)
+			for range i * 100 {
+				runtime.Gosched()
+			}
+			cancel()
+			result()
+			synctest.Wait()
+			if !bytes.Equal(dst[:size], untouched) {
+				t.Fatal("dst was written to after the return")
+			}
+		}
+		if st := c.Stats(); st.Answered != 80 || st.InFlight != 0 {
+			t.Errorf("%+v", st)
+		}
 	})
 }
