@@ -122,6 +122,15 @@ type queue struct {
 
 func (q *queue) empty() bool { return q.head == nil }
 
+// attendedLocked says whether anybody waits for one of them.
+func (q *queue) attendedLocked() bool {
+	m := q.head
+	for m != nil && m.abandoned {
+		m = m.next
+	}
+	return m != nil
+}
+
 // insertLocked puts m behind after; nil is the front.
 func (q *queue) insertLocked(m, after *message, p place) {
 	m.place, m.prev = p, after

@@ -212,7 +212,7 @@ func (b *Batch) Reset() { b.buf, b.n, b.err = b.buf[:0], 0, nil }
 
 // DoBatch sends the commands of a batch in one piece and waits for all replies, which are in the order of the commands. It is not
 // a transaction. The error is nil if every reply came, though any of them may be a server's error. If some did not come, the
-// replies that did are returned, and the others are failures; if none did, or ctx ended, no replies are returned.
+// replies that did are returned, and the others are failures; if none did, or the call ended by ctx, Timeout or Close, none are.
 func (c *Client) DoBatch(ctx context.Context, b *Batch) ([]Reply, error) {
 	if b.err != nil || b.n == 0 {
 		return nil, b.err
@@ -348,7 +348,7 @@ type bridge struct {
 	dialling    bool          // the dialler's goroutine runs
 	dialAt      tick          // its next dial is not before
 	jitter      time.Duration // that was added for the announcement
-	there       bool          // its successor is where the current connection is
+	there       uint64        // the last announcement whose successor is where the current connection is
 	tried       uint64        // the number of the last one whose successor was dialled
 	later       bool          // a newer one waits for the end of a hold
 	cancelDial  context.CancelFunc
@@ -479,6 +479,11 @@ func (b *bridge) giveUp(ctx context.Context, m *message) (gone, own bool, err er
 	b.failed += uint64(m.want)
 	if m.abandoned = !own; own {
 		b.backlog.removeLocked(m, withCaller)
+	}
+	for _, c := range b.conns {
+		if c == b.cur && own && !b.backlog.empty() || c.retired && !own {
+			c.wakeLocked() // there is room; or nobody waits any more
+		}
 	}
 	b.idleLocked()
 	return true, own, &commandError{cause, !own}
@@ -640,7 +645,7 @@ func (b *bridge) pushed(c *conn, push Reply) {
 
 // notifiedLocked acts on a notification. What a retired connection still has to say was said elsewhere, and may be long past.
 func (b *bridge) notifiedLocked(c *conn, n notification) {
-	if c.retired || b.closed || b.draining {
+	if c.retired || b.closed || b.draining || c.protocol == 2 || b.c.opts.Maintenance.Mode == Disabled {
 		return
 	}
 	t := now()
@@ -692,12 +697,16 @@ func (b *bridge) joinLocked(a announcement, t tick) {
 	b.hand.number, b.hand.budget = a.number, b.c.opts.Maintenance.HoldCap
 	b.hand.giveUpAt = a.deadline().add(b.c.relax.effective(b.c.opts.DialTimeout, t))
 	b.record = Handoff{Seq: a.seq, Successor: a.successor, Received: a.wall}
-	b.old, b.failures, b.jitter, b.there = nil, 0, 0, false
-	if b.cur.aliveLocked() { // else every moment counts
-		b.jitter = jitter(a.window)
-		b.there = a.successor == b.cur.addr || a.successor == b.cur.remote
+	b.old, b.jitter = nil, 0
+	if b.cur.aliveLocked() { // else the next dial has its moment already
+		b.failures, b.jitter = 0, jitter(a.window)
+		if b.dialAt = t.add(b.jitter); b.handoffs > 1 { // a server that sends us on and on is not followed in a tight loop
+			b.dialAt = max(b.dialAt, b.currentAt.add(backoff(1)))
+		}
+		if a.successor == b.cur.addr || a.successor == b.cur.remote {
+			b.there = a.number
+		}
 	}
-	b.dialAt = t.add(b.jitter)
 	b.stepLocked(joined, t)
 }
 
@@ -705,7 +714,7 @@ func (b *bridge) joinLocked(a announcement, t tick) {
 // connection is already, can be expected at the configured address from half of the window on.
 func (b *bridge) momentLocked(t tick) tick {
 	a, ok := b.c.pin.remembered(t)
-	if ok && a.number == b.hand.number && (a.successor == "" || b.there) && b.cur.aliveLocked() {
+	if ok && a.number == b.hand.number && (a.successor == "" || a.number == b.there) && b.cur.aliveLocked() {
 		return max(b.dialAt, a.half().add(b.jitter))
 	}
 	return b.dialAt
@@ -838,10 +847,10 @@ func (b *bridge) dial() {
 		}
 		ctx, cancel := context.WithTimeout(b.c.ctx, b.c.relax.effective(b.c.opts.DialTimeout, t))
 		b.cancelDial = cancel
-		attempt, addr, number := b.c.counter.Add(1), b.c.opts.Addr, uint64(0)
-		if !b.there {
-			addr, number = b.c.pin.target(t, b.failures, b.tried, addr)
-			b.tried = max(b.tried, number)
+		attempt := b.c.counter.Add(1)
+		addr, number := b.c.pin.target(t, b.failures, b.tried, b.c.opts.Addr)
+		if b.tried = max(b.tried, number); number == b.there {
+			addr, number = b.c.opts.Addr, 0
 		}
 		b.mu.Unlock()
 		c, err := b.c.dial(ctx, attempt, addr, number)
@@ -957,7 +966,8 @@ func (b *bridge) tick() {
 }
 
 // sweepLocked tells the callers whose time is up to leave, and finds the connections that have fallen silent: with something
-// outstanding, no byte for twice the effective timeout.
+// outstanding, no byte for twice the effective timeout. Time in which a write takes long but gets on does not count; a write that is
+// stuck does, or a host that is gone would be noticed under load only when TCP gives up, in a quarter of an hour.
 func (b *bridge) sweepLocked(t tick) (silent []*conn) {
 	o := &b.c.opts
 	timeout := b.c.relax.effective(o.Timeout, t)
@@ -968,12 +978,13 @@ func (b *bridge) sweepLocked(t tick) (silent []*conn) {
 	}
 	for _, c := range b.conns {
 		c.inFlight.sweepLocked(0, limit)
-		if c.writing && c.swept == c.taken { // the write that was under way at the sweep before: that time does not count
-			c.quietFrom = t
+		wrote := c.wrote.Load()
+		if c.writing && c.swept == c.taken && c.sweptTo < wrote {
+			c.quietFrom = t // the write that was under way at the sweep before has got on: that time does not count
 		}
-		c.swept = c.taken
+		c.swept, c.sweptTo = c.taken, wrote
 		quiet := max(c.quietFrom, tick(c.lastRead.Load()))
-		if !c.inFlight.empty() && c.broken == nil && t >= quiet.add(2*timeout) {
+		if !c.inFlight.empty() && c.broken == nil && t >= quiet.add(timeout).add(timeout) {
 			c.breakLocked(fmt.Errorf("baton: connection to %s lost: not a byte for %v", c.addr, quiet.until(t).Round(time.Millisecond)))
 			silent = append(silent, c)
 		}
@@ -1020,7 +1031,11 @@ func (b *bridge) close() {
 	b.backlog.sweepLocked(0, never)
 	b.mu.Unlock()
 	for _, c := range conns {
-		c.raw.Close()
+		if c.kernel {
+			c.raw.Close()
+		} else {
+			go c.raw.Close() // a user's code, for which Close does not wait
+		}
 	}
 }
 

@@ -2001,6 +2001,9 @@ func TestHandoffOldConnectionDiesEarly(t *testing.T) {
 						answered(t, before, "two")
 					}
 					b.expects("GET 3")
+					if took := time.Since(start); took != 0 && stage != "dial" {
+						t.Errorf("it went to the replacement %v late", took)
+					}
 					b.says("+three\r\n")
 					answered(t, after, "three")
 					synctest.Wait()
@@ -2551,8 +2554,12 @@ func TestHandoffMovingInTheHandshake(t *testing.T) {
 		c, a := s.connect(Options{OnEvent: j.add})
 		a.moving(3, 10, addrB)
 		b := s.acceptAt(addrB)
+		start := time.Now()
 		a.moving(4, 10, addrC)
 		d := s.readyAt(addrC)
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("the newer successor was dialled after %v", took)
+		}
 		if !b.hungUp() || !a.hungUp() || d.hungUp() || c.Stats().Handoffs != 1 || j.count(EventDialFailed) != 0 {
 			t.Errorf("the client did not end on C, or an attempt that was replaced counts as failed: %+v", c.Stats())
 		}

@@ -74,8 +74,8 @@ type Options struct {
 	Addr    string // "host:port" (port 6379 if missing, IPv6 in brackets), or a path; default 127.0.0.1:6379
 
 	Username, Password string // a password alone is that of the user "default"
-	// Credentials, if set, is asked on every dial, in place of Username and Password. It is never called under a lock; what it
-	// returns is not kept. It should obey its context: what takes longer than the dial is abandoned.
+	// Credentials, if set, is asked on every dial, in place of Username and Password, and what it returns is not kept. It should
+	// obey its context, as should Dialer: a call that takes longer than the dial is abandoned, and the next dial calls again.
 	Credentials func(context.Context) (username, password string, err error)
 	DB          int    // selected on every connection
 	ClientName  string // CLIENT SETNAME on every connection
@@ -89,7 +89,7 @@ type Options struct {
 	Resolver *net.Resolver
 
 	DialTimeout time.Duration // 5 s: connect, TLS and handshake together
-	Timeout     time.Duration // 5 s: from call to reply; soft, relaxed during maintenance, judged up to an eighth late; negative: none
+	Timeout     time.Duration // 5 s: from call to reply; relaxed during maintenance, judged up to an eighth or 5 ms late; negative: none
 	KeepAlive   time.Duration // 30 s without a byte read: PING; negative: never. No byte for twice the effective Timeout: dead
 	Conns       int           // connections for ordinary commands: 1
 
@@ -396,10 +396,11 @@ type conn struct {
 	retired                bool
 	broken                 error
 	readDone, ended        bool
-	quietFrom              tick  // silence counts from here: a first command went out, or a write was under way
-	swept                  int64 // taken at the last sweep
+	quietFrom              tick  // silence counts from here: a first command went out, or a long write got on
+	swept, sweptTo         int64 // taken and wrote at the last sweep
 
 	lastRead atomic.Int64 // the tick of the last byte; written by the reader
+	wrote    atomic.Int64 // bytes that the socket took, those of the write under way included; by the writer, for the sweep
 
 	// Owned by the reader.
 	dec        *decoder
@@ -434,17 +435,20 @@ func (o *outBuffer) append(b []byte) {
 	o.sealed, o.tail = append(o.sealed, b), nil
 }
 
-func (o outBuffer) writeTo(w io.Writer) (n int64, err error) {
-	if len(o.sealed) == 0 {
-		var short int
-		short, err = w.Write(o.tail)
-		n = int64(short)
-	} else {
-		buffers := net.Buffers(append(o.sealed, o.tail))
-		n, err = buffers.WriteTo(w)
-	}
-	if err == nil && n < int64(o.size) {
-		err = io.ErrShortWrite
+// writeOut gives p to the socket, in pieces, so that a write that takes long is seen to get on.
+func (c *conn) writeOut(p outBuffer) (n int64, err error) {
+	for i := range len(p.sealed) + 1 {
+		part := p.tail
+		if i < len(p.sealed) {
+			part = p.sealed[i]
+		}
+		for k := 0; len(part) > 0 && err == nil; part = part[k:] {
+			if k, err = c.nc.Write(part[:min(len(part), maxCopy)]); k == 0 && err == nil {
+				err = io.ErrShortWrite
+			}
+			n += int64(k)
+			c.wrote.Add(int64(k))
+		}
 	}
 	return n, err
 }
@@ -489,7 +493,7 @@ func (c *conn) wakeLocked() {
 const yieldFrom = 12
 
 // callerWrites is the most that a caller writes by itself: with nothing in flight the socket's buffer is empty, and this fits
-// any.
+// any. (Only a server that answers without reading could make the caller wait, past its context.)
 const callerWrites = 4 << 10
 
 // departLocked sends out what was just enqueued. It says whether the caller is to do so itself, with write and the chunk: when
@@ -516,7 +520,7 @@ func (c *conn) takeLocked() outBuffer {
 // write writes what was taken and settles what follows from it. A write is never interrupted by a deadline: a partly written
 // command would leave the stream in pieces.
 func (c *conn) write(p outBuffer) {
-	n, err := p.writeTo(c.nc)
+	n, err := c.writeOut(p)
 	c.mu.Lock()
 	c.writing = false
 	c.accepted += n
@@ -556,7 +560,7 @@ func (c *conn) flushOnce(loaded *bool) bool {
 		runtime.Gosched() // callers that were just woken add their commands to this write instead of causing the next
 	}
 	c.mu.Lock()
-	if c.retired && c.inFlight.empty() && !c.writing {
+	if c.retired && !c.inFlight.attendedLocked() {
 		c.breakLocked(errRetired)
 	}
 	if !c.writing && c.broken == nil {
@@ -601,10 +605,11 @@ func (c *conn) retireLocked() (unsent []*message) {
 	return unsent
 }
 
-// firstFromLocked is the first message in flight that begins at a byte not before from.
+// firstFromLocked is the first message in flight that begins at a byte not before from. One that has a reply was received, whatever
+// the socket says: to write it again would shift every reply behind it.
 func (c *conn) firstFromLocked(from int64) *message {
 	var first *message
-	for m := c.inFlight.tail; m != nil && m.begin >= from; m = m.prev {
+	for m := c.inFlight.tail; m != nil && m.begin >= from && m.got == 0; m = m.prev {
 		first = m
 	}
 	return first
@@ -641,8 +646,8 @@ func (c *conn) read() {
 	c.readDone = true
 	broken, cut := c.broken, c.settleLocked()
 	c.mu.Unlock()
-	c.raw.Close() // a write under way ends, and settles
 	failAll(cut, broken, true)
+	c.raw.Close() // a write under way ends, and settles; user code, so nobody may wait for it
 }
 
 func (c *conn) readAll() error {
@@ -836,7 +841,9 @@ func (o *Options) handshake(ctx context.Context, c *conn, username, password str
 		}
 		t := tls.Client(c.raw, config)
 		c.nc = t
-		if err := t.HandshakeContext(ctx); err != nil {
+		// The config's callbacks are a user's, too.
+		_, err := within(ctx, func() (none struct{}, err error) { return none, t.HandshakeContext(ctx) }, func(struct{}) {})
+		if err != nil {
 			return fmt.Errorf("TLS handshake: %w", err)
 		}
 	}
@@ -946,8 +953,8 @@ func (c *conn) exchange(steps ...step) (replies []Reply, err error) {
 		f, ok, bad := c.dec.next()
 		switch {
 		case ok && f.kind == KindPush:
-			if push := c.dec.reply(f); len(c.early) < 256 { // more than any server has to say; one that says more is not believed
-				c.early = append(c.early, push)
+			if len(c.early) < 256 && f.end-f.start < 4<<10 { // more than any server has to say; one that says more is not believed
+				c.early = append(c.early, c.dec.reply(f))
 			}
 		case ok && len(replies) < len(steps):
 			r := c.dec.reply(f)
