@@ -16,10 +16,11 @@ package baton
 // bridge, then pin or relaxation; never two bridges.
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -58,8 +59,7 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	for range opts.Conns {
 		b := &bridge{c: c, dialKick: make(chan struct{}, 1)}
-		b.timer = time.AfterFunc(time.Hour, b.tick)
-		b.timer.Stop()
+		b.timer = time.AfterFunc(math.MaxInt64, b.tick)
 		c.bridges = append(c.bridges, b)
 	}
 	if opts.OnEvent != nil || opts.Logger != nil {
@@ -107,12 +107,14 @@ func (c *Client) dial(ctx context.Context, attempt uint64, addr string, number u
 	if number != 0 {
 		network = "tcp" // a successor is host:port, also for a client of a unix socket
 		if allow := c.opts.Maintenance.AllowSuccessor; allow != nil {
-			allowed, err := within(ctx, func() (bool, error) { return allow(addr), nil }, func(bool) {})
+			allowed := false
+			err := within(ctx, func() error { allowed = allow(addr); return nil }, nothingToDrop)
 			if err == nil && !allowed {
 				c.pin.refuse(number)
+				err = errors.New("refused")
 			}
-			if !allowed {
-				return nil, fmt.Errorf("baton: dial %s: not allowed by AllowSuccessor: %w", addr, cmp.Or(err, ErrNoConnection))
+			if err != nil {
+				return nil, fmt.Errorf("baton: dial %s: AllowSuccessor: %w", addr, err)
 			}
 		}
 	}
@@ -261,10 +263,10 @@ func (c *Client) Stats() Stats {
 // Close ends the client at once. What was not written fails with ErrClosed, never sent; what was written and not answered fails
 // with ErrClosed and may have been executed. It does not wait for OnEvent. It returns nil, also the second time.
 func (c *Client) Close() error {
-	c.cancel()
 	for _, b := range c.bridges {
 		b.close()
 	}
+	c.cancel()
 	return nil
 }
 
@@ -352,7 +354,7 @@ type bridge struct {
 	tried       uint64        // the number of the last one whose successor was dialled
 	later       bool          // a newer one waits for the end of a hold
 	cancelDial  context.CancelFunc
-	failures    int   // dials that failed, or connections that did not last, in a row
+	tries       int   // dials in a row that failed or brought a connection that did not last, and the one that replaces the last
 	lastDialErr error // of the last dial, if it failed
 	connected   bool  // there was a connection once
 	currentAt   tick  // cur became current, or the last one was lost
@@ -422,10 +424,8 @@ func (b *bridge) refuseLocked(m *message) error {
 			return nil
 		}
 		b.stepLocked(backlogFull, now())
-		if b.cur.aliveLocked() {
-			b.topUpLocked(b.cur)
-			b.cur.wakeLocked()
-		}
+		b.topUpLocked(b.cur)
+		b.pumpLocked()
 	}
 	return ErrBacklogFull
 }
@@ -480,9 +480,10 @@ func (b *bridge) giveUp(ctx context.Context, m *message) (gone, own bool, err er
 	if m.abandoned = !own; own {
 		b.backlog.removeLocked(m, withCaller)
 	}
+	b.pumpLocked() // what stood behind it may have room
 	for _, c := range b.conns {
-		if c == b.cur && own && !b.backlog.empty() || c.retired && !own {
-			c.wakeLocked() // there is room; or nobody waits any more
+		if c.retired && !own {
+			c.wakeLocked() // perhaps nobody waits on it any more
 		}
 	}
 	b.idleLocked()
@@ -566,11 +567,10 @@ func (b *bridge) unsentLocked(c *conn, unsent []*message) {
 	switch c {
 	case b.cur:
 		if t >= b.currentAt.add(time.Second) {
-			b.failures = 0
+			b.tries = 0
 		}
-		// At once, unless the one before was as short-lived: a server that hangs up on us is not dialled in a tight loop.
-		b.cur, b.currentAt, b.dialAt = nil, t, t.add(backoff(b.failures))
-		b.failures++
+		b.cur, b.currentAt = nil, t
+		b.retryLocked(t, 0)
 		if b.hand.phase != PhaseDone {
 			b.old = c
 		}
@@ -580,13 +580,17 @@ func (b *bridge) unsentLocked(c *conn, unsent []*message) {
 		b.wantLocked()
 	case b.next:
 		b.next, b.told = nil, nil
-		b.dialAt = t.add(backoff(b.failures + 1))
-		b.failures++
+		b.retryLocked(t, 1)
 		b.stepLocked(replacementEnded, t)
 		if a, ok := b.c.pin.remembered(t); ok && b.later {
 			b.joinLocked(a, t)
 		}
 	}
+	b.pumpLocked()
+}
+
+// pumpLocked has the current connection's flusher look at the backlog, if there is anything in it.
+func (b *bridge) pumpLocked() {
 	if b.cur.aliveLocked() && !b.backlog.empty() {
 		b.cur.wakeLocked()
 	}
@@ -632,14 +636,14 @@ func (b *bridge) pushed(c *conn, push Reply) {
 	b.mu.Lock()
 	b.notifiedLocked(c, n)
 	b.mu.Unlock()
-	for _, sibling := range b.c.bridges {
-		if a, ok := b.c.pin.remembered(now()); ok && n.kind == moving && sibling != b {
-			sibling.mu.Lock()
-			if cur := sibling.cur; cur.aliveLocked() && !cur.optedIn && cur.attempt < a.number {
-				sibling.joinLocked(a, now())
-			}
-			sibling.mu.Unlock()
+	a, ok := b.c.pin.remembered(now())
+	for i := 0; ok && n.kind == moving && i < len(b.c.bridges); i++ {
+		sibling := b.c.bridges[i]
+		sibling.mu.Lock()
+		if cur := sibling.cur; cur.aliveLocked() && !cur.optedIn && cur.attempt < a.number {
+			sibling.joinLocked(a, now())
 		}
+		sibling.mu.Unlock()
 	}
 }
 
@@ -650,18 +654,14 @@ func (b *bridge) notifiedLocked(c *conn, n notification) {
 	}
 	t := now()
 	if n.kind == moving && !n.timed {
-		n.window = max(b.c.opts.Maintenance.RelaxedTimeout, 0)
-		if n.window == 0 {
+		if n.window = b.c.opts.Maintenance.RelaxedTimeout; n.window < 0 {
 			n.window = defaultRelaxed
 		}
 	}
-	if fresh, opened, closed := b.c.relax.observe(&n, t); fresh {
+	if fresh, change := b.c.relax.observe(&n, t); fresh {
 		e := Event{Kind: EventNotification, Addr: c.addr, Notification: n.name, Successor: n.successor, Seq: n.seq, Window: n.window}
 		b.emitLocked(e)
-		if e.Kind = EventRelaxed; opened {
-			b.emitLocked(e)
-		}
-		if e.Kind = EventTightened; closed {
+		if e.Kind = change; change != "" {
 			b.emitLocked(e)
 		}
 	}
@@ -698,8 +698,11 @@ func (b *bridge) joinLocked(a announcement, t tick) {
 	b.hand.giveUpAt = a.deadline().add(b.c.relax.effective(b.c.opts.DialTimeout, t))
 	b.record = Handoff{Seq: a.seq, Successor: a.successor, Received: a.wall}
 	b.old, b.jitter = nil, 0
-	if b.cur.aliveLocked() { // else the next dial has its moment already
-		b.failures, b.jitter = 0, jitter(a.window)
+	if b.cur.aliveLocked() { // else the next dial has its moment already, which an announcement does not hurry: it may be one of many
+		b.jitter = jitter(a.window)
+		if t >= b.currentAt.add(time.Second) {
+			b.tries = 0
+		}
 		if b.dialAt = t.add(b.jitter); b.handoffs > 1 { // a server that sends us on and on is not followed in a tight loop
 			b.dialAt = max(b.dialAt, b.currentAt.add(backoff(1)))
 		}
@@ -731,7 +734,7 @@ func (b *bridge) stepLocked(e happening, t tick) {
 		if e == replacementEnded { // what was held flows again
 			b.clockFrom = t
 			b.holdEndedLocked()
-			b.record.Ready = time.Time{}
+			b.record.Ready, b.record.Holding = time.Time{}, time.Time{}
 		}
 		b.wantLocked()
 	case hold:
@@ -754,9 +757,8 @@ func (b *bridge) stepLocked(e happening, t tick) {
 // promoteLocked lets the replacement take over, in one critical section and without I/O: the old connection gives back what it
 // has not begun to write and lingers until it is empty, the new one becomes current.
 func (b *bridge) promoteLocked(t tick) {
-	held := b.record.Holding
 	b.holdEndedLocked()
-	b.record.Holding, b.record.Promoted = held, time.Now()
+	b.record.Promoted = time.Now()
 	if b.cur != nil {
 		b.takeBackLocked(b.cur.retireLocked())
 		b.old = b.cur
@@ -773,7 +775,6 @@ func (b *bridge) holdEndedLocked() {
 	if began := b.record.Holding; !began.IsZero() {
 		b.record.HeldMax = max(b.record.HeldMax, time.Since(began))
 	}
-	b.record.Holding = time.Time{}
 }
 
 // becomeCurrentLocked has new work go to cur, and judges what was announced meanwhile.
@@ -848,7 +849,7 @@ func (b *bridge) dial() {
 		ctx, cancel := context.WithTimeout(b.c.ctx, b.c.relax.effective(b.c.opts.DialTimeout, t))
 		b.cancelDial = cancel
 		attempt := b.c.counter.Add(1)
-		addr, number := b.c.pin.target(t, b.failures, b.tried, b.c.opts.Addr)
+		addr, number := b.c.pin.target(t, max(b.tries-1, 0), b.tried, b.c.opts.Addr)
 		if b.tried = max(b.tried, number); number == b.there {
 			addr, number = b.c.opts.Addr, 0
 		}
@@ -857,6 +858,15 @@ func (b *bridge) dial() {
 		cancel()
 		b.arrived(c, err, attempt)
 	}
+}
+
+// retryLocked sets the moment of the next dial after one that was of no use, and was at least so much of a failure: at once when a
+// connection is lost after a long life, else with back-off, so that a server that refuses us, or hangs up on us, is not dialled in a
+// tight loop.
+func (b *bridge) retryLocked(t tick, least int) {
+	b.tries = max(b.tries, least)
+	b.dialAt = t.add(backoff(b.tries))
+	b.tries++
 }
 
 // pause waits for the dialler's moment, or until there is something new to consider.
@@ -882,9 +892,8 @@ func (b *bridge) arrived(c *conn, err error, attempt uint64) {
 	switch {
 	case err != nil && (stale || !b.needLocked()): // it was cancelled; the next attempt, if there is one, has its own moment
 	case err != nil:
-		b.failures++
 		b.lastDialErr = err
-		b.dialAt = t.add(backoff(b.failures))
+		b.retryLocked(t, 1)
 		b.emitLocked(Event{Kind: EventDialFailed, Err: err})
 	case b.closed || b.cur != nil && !replaces:
 		go c.raw.Close() // a system call, so not under the lock
@@ -912,7 +921,9 @@ func (b *bridge) arrived(c *conn, err error, attempt uint64) {
 // there: the last of them is replayed, even hours later, to whoever opts in.
 func (b *bridge) startLocked(c *conn) {
 	b.conns = append(b.conns, c)
-	c.startLocked(b, &b.mu)
+	c.owner, c.mu = b, &b.mu
+	go c.read()
+	go c.flush()
 	for _, push := range c.early {
 		if n, ok := parseNotification(push); ok && !n.closes {
 			b.notifiedLocked(c, n)

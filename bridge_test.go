@@ -1100,7 +1100,7 @@ func TestContract7HeldWorkDoesNotTimeOut(t *testing.T) {
 		a.moving(1, 10, addrB)
 		over := make(chan struct{})
 		go func() { // it is slow, not dead
-			for {
+			for range 250 {
 				select {
 				case <-over:
 					return

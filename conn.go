@@ -53,7 +53,7 @@ type commandError struct {
 func (e *commandError) Unwrap() error { return e.cause }
 
 func (e *commandError) Error() string {
-	text := "baton: " + strings.TrimPrefix(e.cause.Error(), "baton: ")
+	text := "baton: " + strings.ReplaceAll(e.cause.Error(), "baton: ", "")
 	if e.sent {
 		return text + " (sent, no reply came: it may have been executed)"
 	}
@@ -82,7 +82,7 @@ type Options struct {
 
 	TLS   *tls.Config // nil: plain. ServerName defaults to the configured host
 	Proxy string      // "socks5://[user:pass@]host:port"
-	// Dialer, if set, opens the connections; TLS, if set, is spoken over what it returns.
+	// Dialer, if set, opens the connections; TLS, if set, is spoken over what it returns. Its context ends with the dial.
 	Dialer func(ctx context.Context, network, addr string) (net.Conn, error)
 	// Resolver looks host names up, afresh on every dial; nil is net.DefaultResolver. With a Dialer, names are looked up here
 	// only if it is set, and the Dialer is given IP:port.
@@ -326,31 +326,31 @@ func ParseURL(rawURL string) (Options, error) {
 	return o, err
 }
 
-// within runs what a user supplied on a goroutine of its own, and waits for it no longer than ctx. A result that comes too late
-// is given to drop. So code that blocks for ever costs its own goroutine, and nothing else.
-func within[T any](ctx context.Context, f func() (T, error), drop func(T)) (T, error) {
-	var v T
-	var err error
-	over, left := make(chan struct{}), make(chan struct{})
+// within runs what a user supplied on a goroutine of its own, and waits for it no longer than ctx. After a success that comes too
+// late it runs drop. So code that blocks for ever costs its own goroutine, and nothing else. What f sets must not be looked at after
+// an error: f may still be running.
+func within(ctx context.Context, f func() error, drop func()) error {
+	over, left := make(chan error), make(chan struct{})
 	go func() {
-		v, err = f()
+		err := f()
 		select {
-		case over <- struct{}{}:
+		case over <- err:
 		case <-left:
 			if err == nil {
-				drop(v)
+				drop()
 			}
 		}
 	}()
 	select {
-	case <-over:
-		return v, err
+	case err := <-over:
+		return err
 	case <-ctx.Done():
 		close(left)
-		var none T
-		return none, ctx.Err()
+		return ctx.Err()
 	}
 }
+
+func nothingToDrop() {}
 
 // connOwner is what a connection needs of its bridge. All but pushed are called under the bridge's lock.
 type connOwner interface {
@@ -363,8 +363,8 @@ type connOwner interface {
 
 // conn is one physical connection. Its life:
 //
-//	dialling  its goroutine is the dialler's; nobody else knows it       → serving: start; or closed
-//	serving   start was called: reader and flusher run                   → retired: another took its place; broken
+//	dialling  it is the dialler's; nobody else knows it                  → serving: its bridge starts it; or closed
+//	serving   reader and flusher run                                     → retired: another took its place; broken
 //	retired   nothing new is written to it; its reader goes on           → broken, with errRetired when nobody waits on it
 //	broken    broken is set: writing has ended, or ends with the write under way; what was not sent goes back → ended
 //	ended     reading has ended too: what was still in flight is cut off
@@ -385,22 +385,21 @@ type conn struct {
 	kick     chan struct{}
 
 	// Guarded by mu.
-	inFlight               queue
-	out                    outBuffer
-	spare                  []byte // memory for the next out-buffer
-	given, taken, accepted int64  // bytes: put into out since the beginning, taken out to be written, accepted by the socket
-	writing                bool   // somebody writes what was taken
-	awake                  bool   // the flusher was kicked and has not gone back to sleep
-	missed                 bool   // it was awake in vain, because a caller wrote
-	busy                   int    // a decayed peak of the commands in flight; tells a loaded connection from a quiet one
-	retired                bool
-	broken                 error
-	readDone, ended        bool
-	quietFrom              tick  // silence counts from here: a first command went out, or a long write got on
-	swept, sweptTo         int64 // taken and wrote at the last sweep
+	inFlight        queue
+	out             outBuffer
+	spare           []byte // memory for the next out-buffer
+	given, taken    int64  // bytes: put into out since the beginning, and taken out to be written
+	writing         bool   // somebody writes what was taken
+	awake           bool   // the flusher was kicked and has not gone back to sleep
+	busy            int    // a decayed peak of the commands in flight; tells a loaded connection from a quiet one
+	retired         bool
+	broken          error
+	readDone, ended bool
+	quietFrom       tick  // silence counts from here: a first command went out, or a long write got on
+	swept, sweptTo  int64 // taken and wrote at the last sweep
 
 	lastRead atomic.Int64 // the tick of the last byte; written by the reader
-	wrote    atomic.Int64 // bytes that the socket took, those of the write under way included; by the writer, for the sweep
+	wrote    atomic.Int64 // bytes that the socket took; moved by the writer, and still while nobody writes
 
 	// Owned by the reader.
 	dec        *decoder
@@ -435,29 +434,21 @@ func (o *outBuffer) append(b []byte) {
 	o.sealed, o.tail = append(o.sealed, b), nil
 }
 
-// writeOut gives p to the socket, in pieces, so that a write that takes long is seen to get on.
-func (c *conn) writeOut(p outBuffer) (n int64, err error) {
+// writeOut gives p to the socket, in pieces of at most 256 KiB, so that a write that takes long is seen to get on.
+func (c *conn) writeOut(p outBuffer) (err error) {
 	for i := range len(p.sealed) + 1 {
 		part := p.tail
 		if i < len(p.sealed) {
 			part = p.sealed[i]
 		}
 		for k := 0; len(part) > 0 && err == nil; part = part[k:] {
-			if k, err = c.nc.Write(part[:min(len(part), maxCopy)]); k == 0 && err == nil {
+			if k, err = c.nc.Write(part[:min(len(part), 4*maxCopy)]); k == 0 && err == nil {
 				err = io.ErrShortWrite
 			}
-			n += int64(k)
 			c.wrote.Add(int64(k))
 		}
 	}
-	return n, err
-}
-
-// startLocked hands a connection that is ready over to its bridge, under whose lock it is called.
-func (c *conn) startLocked(owner connOwner, mu *sync.Mutex) {
-	c.owner, c.mu, c.kick = owner, mu, make(chan struct{}, 1)
-	go c.read()
-	go c.flush()
+	return err
 }
 
 // enqueueLocked puts m in flight and its bytes into the out-buffer.
@@ -520,28 +511,27 @@ func (c *conn) takeLocked() outBuffer {
 // write writes what was taken and settles what follows from it. A write is never interrupted by a deadline: a partly written
 // command would leave the stream in pieces.
 func (c *conn) write(p outBuffer) {
-	n, err := c.writeOut(p)
+	err := c.writeOut(p)
 	c.mu.Lock()
 	c.writing = false
-	c.accepted += n
 	if cap(p.tail) <= 4*maxCopy {
 		c.spare = p.tail[:0]
 	}
 	if err != nil {
 		c.breakLocked(fmt.Errorf("baton: connection to %s lost: write: %w", c.addr, err))
 	}
-	broken, cut := c.broken, c.settleLocked()
-	if broken == nil && (c.out.size > 0 || c.retired || c.missed) {
+	cut := c.settleLocked()
+	c.owner.topUpLocked(c) // the flusher may have looked in vain meanwhile
+	if c.broken == nil && (c.out.size > 0 || c.retired) {
 		c.wakeLocked()
 	}
-	c.missed = false
 	c.mu.Unlock()
 	if err != nil {
 		// Replies that have arrived can still be read after a reset or a broken pipe. A second is far more than reading what is
 		// there takes, and ends the wait for a peer that is gone.
 		time.AfterFunc(time.Second, func() { c.raw.Close() })
 	}
-	failAll(cut, broken, true)
+	c.failAll(cut)
 }
 
 // flush is the flusher's goroutine, the only way out beside a lone caller. It ends when the connection is broken.
@@ -563,20 +553,15 @@ func (c *conn) flushOnce(loaded *bool) bool {
 	if c.retired && !c.inFlight.attendedLocked() {
 		c.breakLocked(errRetired)
 	}
-	if !c.writing && c.broken == nil {
-		c.owner.topUpLocked(c)
-	}
-	if c.broken != nil || c.writing || c.out.size == 0 {
-		c.missed = c.writing // by a caller; there may be work in the backlog, and no reply to come that would wake us
-		broken, cut := c.broken, c.settleLocked()
-		c.awake = false
-		if broken != nil {
-			close(c.kick) // awake stays set, so nobody kicks again
-			c.awake = true
+	c.owner.topUpLocked(c)
+	if c.broken != nil || c.writing || c.out.size == 0 { // a caller who is writing looks again
+		cut, over := c.settleLocked(), c.broken
+		if c.awake = over != nil; c.awake { // and stays so: nobody kicks again
+			close(c.kick)
 		}
 		c.mu.Unlock()
-		failAll(cut, broken, true)
-		if broken == errRetired {
+		c.failAll(cut)
+		if over == errRetired {
 			c.raw.Close()
 		}
 		return false
@@ -622,7 +607,7 @@ func (c *conn) settleLocked() (cut []*message) {
 	if c.broken == nil || c.writing {
 		return nil
 	}
-	c.owner.unsentLocked(c, c.inFlight.cutLocked(c.firstFromLocked(c.accepted), queued))
+	c.owner.unsentLocked(c, c.inFlight.cutLocked(c.firstFromLocked(c.wrote.Load()), queued))
 	c.out = outBuffer{}
 	if !c.readDone || c.ended {
 		return nil
@@ -638,15 +623,22 @@ func (c *conn) settleLocked() (cut []*message) {
 	return cut
 }
 
+// failAll fails what settleLocked cut off, outside the lock. Whoever has something to fail has seen broken set, for good.
+func (c *conn) failAll(cut []*message) {
+	if len(cut) > 0 {
+		failAll(cut, c.broken, true)
+	}
+}
+
 // read is the reader's goroutine.
 func (c *conn) read() {
 	err := c.readAll()
 	c.mu.Lock()
 	c.breakLocked(err)
 	c.readDone = true
-	broken, cut := c.broken, c.settleLocked()
+	cut := c.settleLocked()
 	c.mu.Unlock()
-	failAll(cut, broken, true)
+	c.failAll(cut)
 	c.raw.Close() // a write under way ends, and settles; user code, so nobody may wait for it
 }
 
@@ -777,18 +769,18 @@ func (o *Options) userDial(ctx context.Context, network, addr string) (nc net.Co
 		if end, ok := ctx.Deadline(); ok { // so that one that is dead leaves time for the others
 			part, cancel = context.WithTimeout(ctx, time.Until(end)/time.Duration(len(addrs)-i))
 		}
-		nc, err = within(part, func() (net.Conn, error) {
-			nc, err := o.Dialer(part, network, addr)
-			if nc == nil && err == nil {
+		var made net.Conn
+		err = within(part, func() (err error) {
+			if made, err = o.Dialer(part, network, addr); made == nil && err == nil {
 				err = errors.New("the Dialer returned no connection")
 			}
-			return nc, err
-		}, func(late net.Conn) { late.Close() })
+			return err
+		}, func() { made.Close() })
 		if cancel(); err == nil {
-			break
+			return made, nil
 		}
 	}
-	return nc, err
+	return nil, err
 }
 
 // dial makes a connection that is ready: its last handshake command, a PING, was answered. The whole of it must be done when ctx
@@ -796,10 +788,7 @@ func (o *Options) userDial(ctx context.Context, network, addr string) (nc net.Co
 func (o *Options) dial(ctx context.Context, network, addr string) (c *conn, err error) {
 	username, password := o.Username, o.Password
 	if o.Credentials != nil {
-		_, err = within(ctx, func() (none struct{}, err error) {
-			username, password, err = o.Credentials(ctx)
-			return none, err
-		}, func(struct{}) {})
+		err = within(ctx, func() (err error) { username, password, err = o.Credentials(ctx); return err }, nothingToDrop)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("baton: dial %s: credentials: %w", addr, err)
@@ -812,7 +801,7 @@ func (o *Options) dial(ctx context.Context, network, addr string) (c *conn, err 
 		return nil, fmt.Errorf("baton: dial %s: %w", addr, err)
 	}
 	_, kernel := raw.(syscall.Conn)
-	c = &conn{nc: raw, raw: raw, kernel: kernel, addr: addr, secret: password, dec: newDecoder(limits{o.MaxReply, o.MaxDepth, o.MaxElements})}
+	c = &conn{nc: raw, raw: raw, kernel: kernel, addr: addr, secret: password, kick: make(chan struct{}, 1), dec: newDecoder(limits{o.MaxReply, o.MaxDepth, o.MaxElements})}
 	if a := raw.RemoteAddr(); a != nil {
 		c.remote = a.String()
 	}
@@ -842,8 +831,7 @@ func (o *Options) handshake(ctx context.Context, c *conn, username, password str
 		t := tls.Client(c.raw, config)
 		c.nc = t
 		// The config's callbacks are a user's, too.
-		_, err := within(ctx, func() (none struct{}, err error) { return none, t.HandshakeContext(ctx) }, func(struct{}) {})
-		if err != nil {
+		if err := within(ctx, func() error { return t.HandshakeContext(ctx) }, nothingToDrop); err != nil {
 			return fmt.Errorf("TLS handshake: %w", err)
 		}
 	}

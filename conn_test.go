@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -3737,4 +3738,197 @@ func TestACallerWhoLeavesWhileItsReplyIsBeingStoredWaitsForIt(t *testing.T) {
 			t.Errorf("%+v", st)
 		}
 	})
+}
+
+// refusing is a connection that, when it is armed, holds a write at its gate and then fails without having sent a byte of it.
+type refusing struct {
+	net.Conn
+	armed *atomic.Bool
+	gate  chan struct{}
+}
+
+func (r *refusing) Write(b []byte) (int, error) {
+	if r.armed.Load() {
+		<-r.gate
+		return 0, io.ErrClosedPipe
+	}
+	return r.Conn.Write(b)
+}
+
+// What has a reply was received, whatever the socket says of the write: written again on the next connection, it would shift every
+// reply behind it.
+func TestABatchThatHasAReplyIsNeverWrittenAgain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		var armed atomic.Bool
+		gate := make(chan struct{})
+		c, p := s.connect(Options{Dialer: through(s.dial, func(nc net.Conn) net.Conn { return &refusing{nc, &armed, gate} })})
+		armed.Store(true)
+		batch := later(func() error {
+			var b Batch
+			b.Add("ECHO", "1")
+			b.Add("ECHO", "2")
+			_, err := c.DoBatch(background, &b)
+			return err
+		})
+		synctest.Wait()
+		mine := later(func() Reply { return c.Do(background, "ECHO", "mine") })
+		synctest.Wait()
+		p.says("-ERR idle for too long, closing\r\n")
+		synctest.Wait()
+		p.Close()
+		armed.Store(false)
+		close(gate)
+		next := s.accept()
+		next.handshake()
+		next.expects("ECHO mine")
+		next.says("+mine\r\n")
+		if err := batch(); !MaybeExecuted(err) {
+			t.Errorf("the batch that was answered in part: %v", err)
+		}
+		if text, err := mine().Text(); text != "mine" {
+			t.Errorf("the command behind it was answered %q, %v", text, err)
+		}
+	})
+}
+
+// No Timeout is so long that it comes around to the past.
+func TestTheLongestTimeoutIsLong(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		c, p := s.connect(Options{Timeout: math.MaxInt64})
+		reply := later(func() Reply { return c.Do(background, "GET", "k") })
+		p.expects("GET k")
+		time.Sleep(time.Minute)
+		p.says("+ok\r\n")
+		if text, err := reply().Text(); text != "ok" {
+			t.Error(text, err)
+		}
+	})
+}
+
+// reluctant is a connection whose Close blocks, as one that sends its good-bye first may.
+type reluctant struct {
+	net.Conn
+	block chan struct{}
+}
+
+func (r *reluctant) Close() error { <-r.block; return r.Conn.Close() }
+
+func TestAConnectionWhoseCloseBlocksHoldsUpNobody(t *testing.T) {
+	for _, ends := range []string{"by the server", "by Close"} {
+		bubble(t, func(t *testing.T) {
+			s := newScript(t)
+			block := make(chan struct{})
+			time.AfterFunc(time.Hour, func() { close(block) })
+			c, p := s.connect(Options{Dialer: through(s.dial, func(nc net.Conn) net.Conn { return &reluctant{nc, block} })})
+			reply := later(func() Reply { return c.Do(background, "GET", "k") })
+			p.expects("GET k")
+			start := time.Now()
+			if ends == "by Close" {
+				c.Close()
+			} else {
+				p.Close()
+			}
+			if err := reply().Err(); !MaybeExecuted(err) || time.Since(start) > 0 {
+				t.Errorf("ended %s: %v after %v", ends, err, time.Since(start))
+			}
+			if c.Close(); time.Since(start) > 0 {
+				t.Errorf("ended %s: Close took %v", ends, time.Since(start))
+			}
+			time.Sleep(2 * time.Hour)
+		})
+	}
+}
+
+// The callbacks of a TLS configuration are a user's: one that blocks for ever costs its own goroutine, not the bridge its dialler.
+func TestATLSCallbackThatBlocksDoesNotEndTheDialling(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		certificate, _ := batontest.SelfSigned("db")
+		s := memoryServer(t, batontest.WithTLS(&tls.Config{Certificates: []tls.Certificate{certificate}}))
+		block := make(chan struct{})
+		var handshakes atomic.Int32
+		c := dialMemory(t, s, func(o *Options) {
+			o.TLS = &tls.Config{InsecureSkipVerify: true, VerifyConnection: func(tls.ConnectionState) error {
+				if handshakes.Add(1) == 2 {
+					<-block
+				}
+				return nil
+			}}
+		})
+		time.Sleep(2 * time.Second)
+		s.Cut()
+		time.Sleep(time.Minute)
+		if err := c.Do(background, "PING").Err(); err != nil {
+			t.Errorf("a minute after a TLS callback blocked: %v", err)
+		}
+		close(block)
+	})
+}
+
+func TestPushesInAHandshakeTakeBoundedMemory(t *testing.T) {
+	var before, after runtime.MemStats
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		go func() {
+			p := s.accept()
+			large := ">2\r\n+x\r\n$2000000\r\n" + strings.Repeat("x", 2000000) + "\r\n"
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+			for range 50 {
+				p.says(large)
+			}
+			runtime.GC()
+			runtime.ReadMemStats(&after)
+			p.handshake()
+		}()
+		dialOptions(t, Options{Addr: "10.9.0.1:6379", Dialer: s.dial})
+	})
+	if grown := (int(after.HeapAlloc) - int(before.HeapAlloc)) >> 20; grown > 20 {
+		t.Errorf("%d MiB are kept of what a server said before the handshake", grown)
+	}
+}
+
+// Room in the queue of those in flight is for whoever is next, also when the one before it has left.
+func TestRoomIsNoticedWhenTheHeadOfTheBacklogLeaves(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		c, p := s.connect(Options{MaxInFlight: 10, Timeout: -1})
+		for range 8 {
+			go c.Do(background, "GET", "slow")
+		}
+		synctest.Wait()
+		ctx, cancel := context.WithCancel(background)
+		var b Batch
+		for range 5 {
+			b.Add("GET", "batch")
+		}
+		go c.DoBatch(ctx, &b)
+		synctest.Wait()
+		go c.Do(background, "GET", "single")
+		synctest.Wait()
+		cancel()
+		for range 8 {
+			p.expects("GET slow")
+		}
+		p.expects("GET single")
+	})
+}
+
+// Close first marks every bridge closed: a dialler that waits for its moment ends, and a dial that is cancelled is no failure.
+func TestCloseDuringADialIsNoFailedDial(t *testing.T) {
+	for range 50 {
+		bubble(t, func(t *testing.T) {
+			s := newScript(t)
+			j := &journal{}
+			c, p := s.connect(Options{OnEvent: j.add, Conns: 2})
+			p.Close()
+			synctest.Wait()
+			c.Close()
+			time.Sleep(time.Second)
+			if failed := j.of(EventDialFailed); len(failed) > 0 {
+				t.Errorf("Close is reported as %v", failed)
+			}
+		})
+	}
 }

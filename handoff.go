@@ -92,7 +92,7 @@ func integer(elems []Reply, i int) (int64, bool) {
 // nobody.
 func usableEndpoint(text string) string {
 	host, port := splitEndpoint(strings.TrimSpace(text))
-	if host == "" || host == "?" || port == "" {
+	if host == "" || host == "?" || port == "" || len(host) > 253 { // the longest name that DNS knows
 		return ""
 	}
 	if strings.Contains(host, ":") {
@@ -121,34 +121,41 @@ type sighting struct {
 	at   tick
 }
 
-// observe takes note of a notification read at t. fresh: it is no copy of one that another connection has read; opened and
-// closed: what it did to its window.
-func (r *relaxation) observe(n *notification, t tick) (fresh, opened, closed bool) {
+// observe takes note of a notification read at t. fresh: it is no copy of one that another connection has read; change: what became of
+// its window, if anything did.
+func (r *relaxation) observe(n *notification, t tick) (fresh bool, change EventKind) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if n.numbered {
 		for _, s := range r.seen {
 			if s.name == n.name && s.seq == n.seq && t < s.at.add(r.m.RelaxedWindowMax) {
-				return false, false, false
+				return false, ""
 			}
 		}
 		r.latest = (r.latest + 1) % len(r.seen)
 		r.seen[r.latest] = sighting{n.name, n.seq, t}
 	}
-	if n.closes {
-		r.openers[n.kind] = max(r.openers[n.kind]-1, 0)
-		if closed = r.openers[n.kind] == 0 && r.windows[n.kind].pendingAt(t); closed {
-			r.windows[n.kind] = TickDeadline{}
-		}
-		r.tailLocked(t)
-		return true, false, closed && r.m.RelaxedTimeout > 0
-	}
-	if !r.windows[n.kind].pendingAt(t) {
+	open := r.windows[n.kind].pendingAt(t)
+	if !open {
 		r.openers[n.kind] = 0 // those of a window that ended by itself
 	}
-	r.openers[n.kind]++
-	r.windows[n.kind].extendTo(t.add(min(max(n.window, r.m.RelaxedTimeout), r.m.RelaxedWindowMax)))
-	return true, r.m.RelaxedTimeout > 0, false
+	if n.closes {
+		r.openers[n.kind] = max(r.openers[n.kind]-1, 0)
+		if open && r.openers[n.kind] == 0 {
+			r.windows[n.kind], change = TickDeadline{}, EventTightened
+		}
+		r.tailLocked(t)
+	} else {
+		r.openers[n.kind]++
+		r.windows[n.kind].extendTo(t.add(min(max(n.window, r.m.RelaxedTimeout), r.m.RelaxedWindowMax)))
+		if !open {
+			change = EventRelaxed
+		}
+	}
+	if r.m.RelaxedTimeout < 0 {
+		change = ""
+	}
+	return true, change
 }
 
 func (r *relaxation) tailLocked(t tick) {
@@ -268,48 +275,29 @@ const (
 
 // step is the machine. What it does not name changes nothing.
 func (h *handoff) step(e happening, t tick) action {
-	switch h.phase {
-	case PhaseDone:
-		if e == joined {
-			h.phase = PhasePreparing
-			return prepare
-		}
-	case PhasePreparing:
-		switch e {
-		case joined: // a newer announcement replaces the attempt
-			return prepare
-		case ready:
-			h.phase = PhaseDone
-			return promote
-		case readyBusy:
-			if h.budget <= 0 {
-				h.phase = PhaseDone
-				return promote
-			}
-			h.phase, h.holdUntil = PhaseHolding, t.add(h.budget)
-			return hold
-		case timePassed:
-			if t >= h.giveUpAt {
-				h.phase = PhaseDone
-				return giveUp
-			}
-		}
-	case PhaseHolding:
-		switch e {
-		case drained, backlogFull, currentEnded:
-			h.phase = PhaseDone
-			return promote
-		case timePassed:
-			if t >= h.holdUntil {
-				h.phase = PhaseDone
-				return promote
-			}
-		case replacementEnded: // what was held flows to the old connection again
-			h.phase, h.budget = PhasePreparing, t.until(h.holdUntil)
-			return prepare
-		}
+	switch p := h.phase; {
+	case p == PhaseDone && e == joined, p == PhasePreparing && e == joined: // a newer announcement replaces the attempt
+		return h.become(PhasePreparing, prepare)
+	case p == PhasePreparing && e == readyBusy && h.budget > 0:
+		h.holdUntil = t.add(h.budget)
+		return h.become(PhaseHolding, hold)
+	case p == PhasePreparing && (e == ready || e == readyBusy):
+		return h.become(PhaseDone, promote)
+	case p == PhasePreparing && e == timePassed && t >= h.giveUpAt:
+		return h.become(PhaseDone, giveUp)
+	case p == PhaseHolding && (e == drained || e == backlogFull || e == currentEnded || e == timePassed && t >= h.holdUntil):
+		return h.become(PhaseDone, promote)
+	case p == PhaseHolding && e == replacementEnded: // what was held flows to the old connection again
+		h.budget = t.until(h.holdUntil)
+		return h.become(PhasePreparing, prepare)
 	}
 	return nothing
+}
+
+// become is where the phase changes.
+func (h *handoff) become(p Phase, a action) action {
+	h.phase = p
+	return a
 }
 
 // never is a moment that does not come.
