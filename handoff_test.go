@@ -3,9 +3,13 @@ package baton
 import (
 	"bytes"
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"math"
+	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -695,4 +699,112 @@ func TestContextIsNeverRelaxed(t *testing.T) {
 			t.Errorf("the command ended after %v with %v", took, err)
 		}
 	})
+}
+
+// A user who turns notifications off does not expect a push that was never asked for to move the client, nor his credentials.
+func TestDisabledObeysNoNotification(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		j := &journal{}
+		_, p := s.connect(Options{OnEvent: j.add, Maintenance: Maintenance{Mode: Disabled}})
+		p.moving(1, 15, "10.9.0.2:6379")
+		time.Sleep(20 * time.Second)
+		if d := s.dialled(); len(d) != 1 || j.count(EventNotification) > 0 {
+			t.Errorf("dialled %v", d)
+		}
+	})
+}
+
+// A host name that no DNS could hold names nobody; it is not dialled, nor kept in errors and events.
+func TestAnEndpointLongerThanAnyNameIsNone(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		j := &journal{}
+		_, p := s.connect(Options{OnEvent: j.add})
+		p.moving(1, 15, strings.Repeat("a", 1<<20)+":1")
+		time.Sleep(5 * time.Second)
+		if d := s.dialled(); len(d) != 1 || j.of(EventNotification)[0].Successor != "" {
+			t.Errorf("%d dials; the successor has %d letters", len(d), len(j.of(EventNotification)[0].Successor))
+		}
+	})
+}
+
+// The old connection is closed when nobody waits on it any more, also when that is because the last caller has left.
+func TestARetiredConnectionWhoseCallersLeftIsClosed(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		c, p := s.connect(Options{Timeout: -1})
+		ctx, cancel := context.WithTimeout(background, 10*time.Second)
+		defer cancel()
+		reply := later(func() Reply { return c.Do(ctx, "GET", "k") })
+		p.expects("GET k")
+		p.moving(1, 1, "10.9.0.2:6379")
+		s.accept().handshake()
+		time.Sleep(5 * time.Second)
+		if n := c.Stats().Conns; n != 2 {
+			t.Errorf("%d connections while somebody waits on the old one, want 2", n)
+		}
+		if err := reply().Err(); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if n := c.Stats().Conns; n != 1 {
+			t.Errorf("%d connections after the last caller left the old one, want 1", n)
+		}
+	})
+}
+
+// A bridge that was told to stay where it is follows the next announcement like any other.
+func TestARestartInPlaceIsForgottenByTheNextAnnouncement(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		here, there := "10.9.0.1:6379", "10.9.0.2:6379"
+		peers := make(chan *peer, 10)
+		s.attend(func(p *peer) { p.handshake(); peers <- p; p.serve(answers(nil).to) })
+		dialOptions(t, Options{Addr: here, Dialer: s.dial, Conns: 2})
+		for range 2 {
+			(<-peers).moving(1, 10, here)
+		}
+		time.Sleep(time.Minute)
+		first, second := <-peers, <-peers
+		before := len(s.dialled())
+		first.moving(2, 15, there)
+		time.Sleep(10 * time.Millisecond)
+		second.Close() // before it is told
+		time.Sleep(5 * time.Second)
+		for _, addr := range s.dialled()[before:] {
+			if addr != there {
+				t.Errorf("a dial while the pin is in force went to %s", addr)
+			}
+		}
+	})
+}
+
+// A server that sends the client on and on, or sends it on and hangs up, is followed without a tight loop.
+func TestBeingSentOnForEverIsNoDialLoop(t *testing.T) {
+	for _, hangsUp := range []bool{false, true} {
+		for _, window := range []int{0, 15} {
+			bubble(t, func(t *testing.T) {
+				s := newScript(t)
+				var number atomic.Int64
+				s.attend(func(p *peer) {
+					n := number.Add(1)
+					p.handshakeSaying(movingFrame(int(n), window, fmt.Sprintf("10.9.0.%d:6379", 1+n%2)))
+					if hangsUp && n > 1 {
+						time.Sleep(time.Millisecond)
+						p.Close()
+					}
+					p.serve(answers(nil).to)
+				})
+				dialOptions(t, Options{Addr: "10.9.0.1:6379", Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+					time.Sleep(time.Millisecond)
+					return s.dial(ctx, network, addr)
+				}})
+				time.Sleep(10 * time.Second)
+				if n := len(s.dialled()); n > 300 {
+					t.Errorf("window %d s, hangs up %v: %d dials in ten seconds", window, hangsUp, n)
+				}
+			})
+		}
+	}
 }
