@@ -697,8 +697,8 @@ func (b *bridge) joinLocked(a announcement, t tick) {
 	b.hand.number, b.hand.budget = a.number, b.c.opts.Maintenance.HoldCap
 	b.hand.giveUpAt = a.deadline().add(b.c.relax.effective(b.c.opts.DialTimeout, t))
 	b.record = Handoff{Seq: a.seq, Successor: a.successor, Received: a.wall}
-	b.old, b.jitter = nil, 0
-	if b.cur.aliveLocked() { // else the next dial has its moment already, which an announcement does not hurry: it may be one of many
+	b.old, b.jitter, b.tried = nil, 0, 0 // tried: what was dialled before it joined may be stale
+	if b.cur.aliveLocked() {             // else the next dial has its moment already, which an announcement does not hurry: it may be one of many
 		b.jitter = jitter(a.window)
 		if t >= b.currentAt.add(time.Second) {
 			b.tries = 0

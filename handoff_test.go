@@ -762,8 +762,8 @@ func TestARestartInPlaceIsForgottenByTheNextAnnouncement(t *testing.T) {
 		peers := make(chan *peer, 10)
 		s.attend(func(p *peer) { p.handshake(); peers <- p; p.serve(answers(nil).to) })
 		dialOptions(t, Options{Addr: here, Dialer: s.dial, Conns: 2})
-		for range 2 {
-			(<-peers).moving(1, 10, here)
+		for _, p := range []*peer{<-peers, <-peers} { // both are dialled before the announcement: a later one would be where it leads
+			p.moving(1, 10, here)
 		}
 		time.Sleep(time.Minute)
 		first, second := <-peers, <-peers
@@ -785,6 +785,7 @@ func TestBeingSentOnForEverIsNoDialLoop(t *testing.T) {
 	for _, hangsUp := range []bool{false, true} {
 		for _, window := range []int{0, 15} {
 			bubble(t, func(t *testing.T) {
+				t.Cleanup(func() { time.Sleep(time.Second) }) // until the last dial has returned
 				s := newScript(t)
 				var number atomic.Int64
 				s.attend(func(p *peer) {
