@@ -487,7 +487,7 @@ const yieldFrom = 12
 // any. (Only a server that answers without reading could make the caller wait, past its context.)
 const callerWrites = 4 << 10
 
-// departLocked sends out what was just enqueued. It says whether the caller is to do so itself, with write and the chunk: when
+// departLocked sends out what was just enqueued. It says whether the caller is to do so itself, with write: when
 // nothing else is in flight a goroutine's wake-up would be most of the latency.
 func (c *conn) departLocked() (outBuffer, bool) {
 	if c.writing || c.awake {

@@ -242,7 +242,7 @@ const (
 	optIn   = "CLIENT MAINT_NOTIFICATIONS ON moving-endpoint-type internal-ip"
 )
 
-func TestHandshakeIsWrittenAsWireMdSays(t *testing.T) {
+func TestHandshakeIsWrittenInTheseSteps(t *testing.T) {
 	credentials := func(context.Context) (string, string, error) { return "bob", "fresh", nil }
 	for _, c := range []struct {
 		name string
@@ -1127,7 +1127,7 @@ func TestArgumentsThatCannotBeSentSendNothing(t *testing.T) {
 	})
 }
 
-// design.md, "What may be sent where".
+// What may be sent where is in the table elsewhere of bridge.go, and once more here.
 func TestWhatMayNotBeSentHereIsRefusedAndNothingSent(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		c, p := newScript(t).connect(Options{})

@@ -175,7 +175,7 @@ func TestParseNotification(t *testing.T) {
 		name, raw string
 		want      notification
 	}{
-		// As captured (wire.md).
+		// As captured from Redis Enterprise 8.
 		{"moving, named", ">4\r\n$6\r\nMOVING\r\n:17\r\n:15\r\n$19\r\n" + to + "\r\n", moved(17, 15*s, to)},
 		{"moving, unnamed, number 0", ">4\r\n$6\r\nMOVING\r\n:0\r\n:15\r\n_\r\n", moved(0, 15*s, "")},
 		{"migrating", ">4\r\n$9\r\nMIGRATING\r\n:0\r\n:2\r\n" + shards, opened("MIGRATING", migrating, 0, 2*s)},

@@ -81,6 +81,21 @@ func TestReadmeNamesTestsThatExist(t *testing.T) {
 	}
 }
 
+func TestReadmeExampleIsRun(t *testing.T) {
+	_, code, _ := strings.Cut(readme(t), "```go\n")
+	code, _, ok := strings.Cut(code, "```\n")
+	var want strings.Builder
+	for line := range strings.Lines(code) {
+		if line != "\n" {
+			want.WriteByte('\t')
+		}
+		want.WriteString(line)
+	}
+	if !ok || !strings.Contains(source(t, "example_test.go"), want.String()) {
+		t.Error("the README's example is not the one in example_test.go")
+	}
+}
+
 func TestReadmeListsEveryOption(t *testing.T) {
 	table := readme(t)
 	fields := func(kind, prefix string) {
