@@ -87,13 +87,13 @@ func newMessage(pool *sync.Pool, want int) *message {
 }
 
 // recycle gives the message back. Its owner calls it, after the done signal was received if one was due. A look that nobody
-// received is drained. Bytes above maxCopy may still be referred to by a write, and are left to it.
+// received is drained. Its buffer is kept unless that is rare in its size.
 func (m *message) recycle() {
 	for len(m.signals) > 0 {
 		<-m.signals
 	}
 	buf := m.buf[:0]
-	if cap(buf) > maxCopy {
+	if cap(buf) > 1<<20 {
 		buf = nil
 	}
 	*m = message{buf: buf, signals: m.signals, pool: m.pool}

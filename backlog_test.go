@@ -162,15 +162,15 @@ func TestARecycledMessageHasNoSignalsLeft(t *testing.T) {
 	}
 }
 
-// Bytes that a write may still refer to are not used again.
-func TestARecycledMessageKeepsSmallBuffersOnly(t *testing.T) {
-	for _, size := range []int{10, maxCopy, maxCopy + 1, 10 * maxCopy} {
+// A buffer of a rare size is left to the garbage collector.
+func TestARecycledMessageKeepsItsBufferUpToOneMiB(t *testing.T) {
+	for _, size := range []int{10, maxCopy, 10 * maxCopy, 1 << 20, 1<<20 + 1} {
 		var pool sync.Pool
 		m := newMessage(&pool, 1)
 		m.buf = make([]byte, size)
 		m.dst, m.replies, m.err, m.appending, m.got = []byte("x"), make([]Reply, 1), errors.New("x"), true, 1
 		m.recycle()
-		if kept := cap(m.buf) > 0; kept != (size <= maxCopy) {
+		if kept := cap(m.buf) > 0; kept != (size <= 1<<20) {
 			t.Errorf("a buffer of %d bytes: kept is %v", size, kept)
 		}
 		if len(m.buf) != 0 || m.dst != nil || m.replies != nil || m.err != nil || m.appending || m.got != 0 {

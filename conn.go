@@ -694,6 +694,9 @@ func (c *conn) answer(run []frame) (err error) {
 		m.got += n
 		if d.final {
 			c.inFlight.removeLocked(m, popped)
+			if len(m.buf) > maxCopy && m.end > c.wrote.Load() {
+				m.buf = nil // the reply overtook the return of the write, which may refer to it still
+			}
 		}
 		c.deliveries = append(c.deliveries, d)
 		i += n

@@ -3932,3 +3932,52 @@ func TestCloseDuringADialIsNoFailedDial(t *testing.T) {
 		})
 	}
 }
+
+// halting is a connection that, once, writes half of what it is given and the rest only when its gate opens.
+type halting struct {
+	net.Conn
+	once sync.Once
+	gate chan struct{}
+}
+
+func (h *halting) Write(b []byte) (n int, err error) {
+	if len(b) > maxCopy {
+		h.once.Do(func() {
+			n, err = h.Conn.Write(b[:len(b)/2])
+			<-h.gate
+		})
+	}
+	if err != nil {
+		return n, err
+	}
+	m, err := h.Conn.Write(b[n:])
+	return n + m, err
+}
+
+// A large value is written from where it was encoded. When its reply overtakes the write, which only a server that answers before it
+// has read all can make it do, that memory is not used again while the write goes on.
+func TestAReplyThatOvertakesALargeWriteDoesNotFreeItsMemory(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		gate := make(chan struct{})
+		c, p := s.connect(Options{Dialer: through(s.dial, func(nc net.Conn) net.Conn { return &halting{Conn: nc, gate: gate} })})
+		value := strings.Repeat("a", 3*maxCopy)
+		first := later(func() Reply { return c.Do(background, "SET", "a", value) })
+		synctest.Wait()
+		p.says("+OK\r\n")
+		if err := first().Err(); err != nil {
+			t.Fatal(err)
+		}
+		second := later(func() Reply { return c.Do(background, "SET", "b", strings.Repeat("b", 3*maxCopy)) })
+		synctest.Wait()
+		close(gate)
+		if got := p.command(); got != "SET a "+value {
+			t.Errorf("the value arrived changed: %d of its letters are another's", strings.Count(got, "b"))
+		}
+		p.command()
+		p.says("+OK\r\n")
+		if err := second().Err(); err != nil {
+			t.Error(err)
+		}
+	})
+}
