@@ -191,6 +191,16 @@ func (q *queue) returnLocked(unsent []*message) (commands int) {
 	return commands
 }
 
+// attended counts the commands among messages that were cut for which somebody still waits.
+func attended(cut []*message) (commands int) {
+	for _, m := range cut {
+		if !m.abandoned {
+			commands += m.want
+		}
+	}
+	return commands
+}
+
 // failAll completes popped messages, which were sent or not, with the cause of their failure.
 func failAll(cut []*message, cause error, sent bool) {
 	for _, m := range cut {

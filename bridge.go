@@ -550,8 +550,8 @@ func (b *bridge) answeredLocked(c *conn, replies int) {
 	switch {
 	case c == b.cur && b.hand.phase == PhaseHolding && c.inFlight.empty():
 		b.stepLocked(drained, now())
-	case c == b.cur && !b.backlog.empty(), c.retired && c.inFlight.empty():
-		c.wakeLocked() // there is room again; or it closes
+	case c == b.cur && !b.backlog.empty(), c.retired:
+		c.wakeLocked() // there is room again; or nobody waits on it any more, which the flusher judges
 	}
 	b.idleLocked()
 }
@@ -582,8 +582,8 @@ func (b *bridge) unsentLocked(c *conn, unsent []*message) {
 		b.next, b.told = nil, nil
 		b.retryLocked(t, 1)
 		b.stepLocked(replacementEnded, t)
-		if a, ok := b.c.pin.remembered(t); ok && b.later {
-			b.joinLocked(a, t)
+		if b.later {
+			b.followLocked(t)
 		}
 	}
 	b.pumpLocked()
@@ -620,9 +620,7 @@ func (b *bridge) failFastLocked() {
 		return
 	}
 	cut := b.backlog.cutLocked(b.backlog.head, popped)
-	for _, m := range cut {
-		b.failed += uint64(m.want)
-	}
+	b.failed += uint64(attended(cut))
 	failAll(cut, b.noConnectionLocked(), false)
 	b.idleLocked()
 }
@@ -636,12 +634,13 @@ func (b *bridge) pushed(c *conn, push Reply) {
 	b.mu.Lock()
 	b.notifiedLocked(c, n)
 	b.mu.Unlock()
-	a, ok := b.c.pin.remembered(now())
-	for i := 0; ok && n.kind == moving && i < len(b.c.bridges); i++ {
-		sibling := b.c.bridges[i]
+	if n.kind != moving {
+		return
+	}
+	for _, sibling := range b.c.bridges {
 		sibling.mu.Lock()
-		if cur := sibling.cur; cur.aliveLocked() && !cur.optedIn && cur.attempt < a.number {
-			sibling.joinLocked(a, now())
+		if sibling.cur.aliveLocked() && !sibling.cur.optedIn {
+			sibling.followLocked(now())
 		}
 		sibling.mu.Unlock()
 	}
@@ -688,6 +687,13 @@ func (b *bridge) toldLocked(c *conn, n *notification, t tick) {
 	}
 }
 
+// followLocked joins the announcement that the client remembers, if the dial of the current connection began before it.
+func (b *bridge) followLocked(t tick) {
+	if a, ok := b.c.pin.remembered(t); ok && b.cur.attempt < a.number {
+		b.joinLocked(a, t)
+	}
+}
+
 // joinLocked makes an announcement the bridge's own, once. While Holding it waits: the promotion is a round trip away, and the
 // connection that it makes current began before the announcement, which is looked at then.
 func (b *bridge) joinLocked(a announcement, t tick) {
@@ -698,7 +704,8 @@ func (b *bridge) joinLocked(a announcement, t tick) {
 	b.hand.giveUpAt = a.deadline().add(b.c.relax.effective(b.c.opts.DialTimeout, t))
 	b.record = Handoff{Seq: a.seq, Successor: a.successor, Received: a.wall}
 	b.old, b.jitter, b.tried = nil, 0, 0 // tried: what was dialled before it joined may be stale
-	if b.cur.aliveLocked() {             // else the next dial has its moment already, which an announcement does not hurry: it may be one of many
+	// Without a connection the next dial has its moment already, and an announcement does not hurry it: it may be one of many.
+	if b.cur.aliveLocked() {
 		b.jitter = jitter(a.window)
 		if t >= b.currentAt.add(time.Second) {
 			b.tries = 0
@@ -784,9 +791,7 @@ func (b *bridge) becomeCurrentLocked(t tick) {
 	if b.c.opts.KeepAlive > 0 {
 		b.armLocked(t.add(b.c.opts.KeepAlive))
 	}
-	if a, ok := b.c.pin.remembered(t); ok && b.cur.attempt < a.number {
-		b.joinLocked(a, t)
-	}
+	b.followLocked(t)
 	if n := b.told; n != nil {
 		b.told = nil
 		b.toldLocked(b.cur, n, t)

@@ -2498,36 +2498,23 @@ func TestHandoffMovingInTheHandshake(t *testing.T) {
 			t.Errorf("the client did not end on C: %+v", c.Stats())
 		}
 	})
-	sub(t, "a newer one on the replacement while work is held", func(t *testing.T) {
-		s := newScript(t)
-		c, a := s.connect(Options{})
-		one := async(c, "GET", "1")
-		a.moving(3, 10, addrB)
-		b := s.readyAt(addrB)
-		b.moving(4, 10, addrC)
-		inPhase(t, c, PhaseHolding)
-		a.says("+one\r\n")
-		answered(t, one, "one")
-		s.readyAt(addrC)
-		if !b.hungUp() || c.Stats().Handoffs != 2 {
-			t.Errorf("the client did not end on C: %+v", c.Stats())
-		}
-	})
-	sub(t, "a newer one on the old connection while work is held", func(t *testing.T) {
-		s := newScript(t)
-		c, a := s.connect(Options{})
-		one := async(c, "GET", "1")
-		a.moving(3, 10, addrB)
-		b := s.readyAt(addrB)
-		a.moving(4, 10, addrC)
-		inPhase(t, c, PhaseHolding)
-		a.says("+one\r\n")
-		answered(t, one, "one")
-		s.readyAt(addrC)
-		if !b.hungUp() || c.Stats().Handoffs != 2 {
-			t.Errorf("the client did not end on C: %+v", c.Stats())
-		}
-	})
+	for _, on := range []string{"the replacement", "the old connection"} {
+		sub(t, "a newer one on "+on+" while work is held", func(t *testing.T) {
+			s := newScript(t)
+			c, a := s.connect(Options{})
+			one := async(c, "GET", "1")
+			a.moving(3, 10, addrB)
+			b := s.readyAt(addrB)
+			map[string]*peer{"the replacement": b, "the old connection": a}[on].moving(4, 10, addrC)
+			inPhase(t, c, PhaseHolding)
+			a.says("+one\r\n")
+			answered(t, one, "one")
+			s.readyAt(addrC)
+			if !b.hungUp() || c.Stats().Handoffs != 2 {
+				t.Errorf("the client did not end on C: %+v", c.Stats())
+			}
+		})
+	}
 	sub(t, "a newer one while work is held, and then the replacement dies", func(t *testing.T) {
 		s := newScript(t)
 		c, a := s.connect(Options{Timeout: time.Minute, DialTimeout: time.Second, Maintenance: Maintenance{RelaxedTimeout: -1}})

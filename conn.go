@@ -613,13 +613,8 @@ func (c *conn) settleLocked() (cut []*message) {
 		return nil
 	}
 	c.ended = true
-	cut, waited := c.inFlight.cutLocked(c.inFlight.head, popped), 0
-	for _, m := range cut {
-		if !m.abandoned {
-			waited += m.want
-		}
-	}
-	c.owner.endedLocked(c, waited)
+	cut = c.inFlight.cutLocked(c.inFlight.head, popped)
+	c.owner.endedLocked(c, attended(cut))
 	return cut
 }
 

@@ -936,20 +936,14 @@ func TestADialThatStallsEndsInTime(t *testing.T) {
 		},
 	}
 	for step, command := range map[string]string{"HELLO": "HELLO", "SETINFO": "CLIENT SETINFO", "SELECT": "SELECT", "PING": "PING", "opt-in": "CLIENT MAINT"} {
-		stalls[step] = func(t *testing.T, o *Options) {
-			s := newScript(t)
-			s.attend(func(p *peer) { p.serve(answers{command: ""}.to) })
-			o.Dialer = s.dial
-			if step == "SELECT" {
-				o.DB = 1
-			}
-		}
-		stalls[step+", half of the answer"] = func(t *testing.T, o *Options) {
-			s := newScript(t)
-			s.attend(func(p *peer) { p.serve(answers{command: "%7\r\n+ser"}.to) })
-			o.Dialer = s.dial
-			if step == "SELECT" {
-				o.DB = 1
+		for suffix, answer := range map[string]string{"": "", ", half of the answer": "%7\r\n+ser"} {
+			stalls[step+suffix] = func(t *testing.T, o *Options) {
+				s := newScript(t)
+				s.attend(func(p *peer) { p.serve(answers{command: answer}.to) })
+				o.Dialer = s.dial
+				if step == "SELECT" {
+					o.DB = 1
+				}
 			}
 		}
 		stalls[step+", pushes for ever"] = func(t *testing.T, o *Options) {

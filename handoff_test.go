@@ -754,6 +754,32 @@ func TestARetiredConnectionWhoseCallersLeftIsClosed(t *testing.T) {
 	})
 }
 
+// Nor does it stay for a command behind the last answer whose caller has left.
+func TestARetiredConnectionIsClosedAtTheLastAnswerThatIsWaitedFor(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScript(t)
+		c, p := s.connect(Options{Timeout: -1})
+		waited := later(func() Reply { return c.Do(background, "GET", "waited") })
+		p.expects("GET waited")
+		ctx, cancel := context.WithCancel(background)
+		left := later(func() Reply { return c.Do(ctx, "GET", "left") })
+		p.expects("GET left")
+		cancel()
+		left()
+		p.moving(1, 1, "10.9.0.2:6379")
+		s.accept().handshake()
+		time.Sleep(5 * time.Second)
+		p.says("+here\r\n")
+		if got, err := waited().Text(); got != "here" {
+			t.Error(got, err)
+		}
+		synctest.Wait()
+		if n := c.Stats().Conns; n != 1 {
+			t.Errorf("%d connections when nobody waits on the old one, want 1", n)
+		}
+	})
+}
+
 // A bridge that was told to stay where it is follows the next announcement like any other.
 func TestARestartInPlaceIsForgottenByTheNextAnnouncement(t *testing.T) {
 	bubble(t, func(t *testing.T) {

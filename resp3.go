@@ -481,7 +481,11 @@ func parseFloat(s string) (float64, error) {
 }
 
 // reply builds the Reply of a frame, with memory of its own.
-func (d *decoder) reply(f frame) Reply { var r [1]Reply; d.replies([]frame{f}, r[:]); return r[0] }
+func (d *decoder) reply(f frame) Reply {
+	var r [1]Reply
+	d.replies([]frame{f}, r[:])
+	return r[0]
+}
 
 // replies builds the Replies of frames into out. All of them share one block for text and one for elements.
 func (d *decoder) replies(fs []frame, out []Reply) {
