@@ -295,6 +295,9 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	}
 }
 
+// Renew replaces every connection by a freshly dialled one.
+func (c *Client) Renew(ctx context.Context) error { return errors.New("baton: not yet") }
+
 // report is the goroutine on which the user's Logger and OnEvent run. It ends when the client is closed and what was emitted
 // before is reported.
 func (c *Client) report() {

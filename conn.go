@@ -39,6 +39,8 @@ var (
 	ErrTimeout      = errors.New("baton: timeout")
 	ErrBacklogFull  = errors.New("baton: the backlog is full")
 	ErrNotHere      = errors.New("baton: this command must not be sent here")
+	// ErrMaintenance is found in the error of a command that failed while the server was under announced maintenance, beside its cause.
+	ErrMaintenance = errors.New("baton: during maintenance")
 )
 
 // errRetired is how a connection ends on which nobody waits any more after another took its place.
@@ -91,6 +93,7 @@ type Options struct {
 	DialTimeout time.Duration // 5 s: connect, TLS and handshake together
 	Timeout     time.Duration // 5 s: from call to reply; relaxed during maintenance, judged up to an eighth or 5 ms late; negative: none
 	KeepAlive   time.Duration // 30 s without a byte read: PING; negative: never. No byte for twice the effective Timeout: dead
+	MaxAge      time.Duration // 0: none; a connection that comes to it, or up to a tenth before, is replaced as by Renew
 	Conns       int           // connections for ordinary commands: 1
 
 	Backlog                     BacklogPolicy // Queue (default) or FailFast, while there is no connection
@@ -165,10 +168,12 @@ const (
 	EventReady        EventKind = "replacement ready"     // a replacement is ready
 	EventHolding      EventKind = "holding"               // new work waits for the old connection to empty
 	EventPromoted     EventKind = "promoted"              // the replacement took over
+	EventLingering    EventKind = "old connection lingers" // it still has commands to answer, which Held counts
 	EventOldClosed    EventKind = "old connection closed" // of a handoff
 	EventGivenUp      EventKind = "handoff given up"      // it ended without a replacement; the current connection serves on
 	EventLost         EventKind = "connection lost"       // without notice
 	EventConnected    EventKind = "connected again"       // a bridge that had no connection has one
+	EventRefused      EventKind = "notifications refused" // the server will announce nothing, and Err says why; reported once
 )
 
 // Event is one thing that happened, for logs and tests. Fields that do not apply are zero.
