@@ -160,20 +160,20 @@ func (p Phase) String() string { return [...]string{"done", "preparing", "holdin
 type EventKind string
 
 const (
-	EventNotification EventKind = "notification"          // a maintenance frame was read; copies on other connections are not reported
-	EventRelaxed      EventKind = "timeouts relaxed"      // a relaxed window opened
-	EventTightened    EventKind = "timeouts tightened"    // the server closed the last window of its kind; they stay relaxed for a while
-	EventPreparing    EventKind = "handoff preparing"     // a handoff began, or needs another replacement
-	EventDialFailed   EventKind = "dial failed"           // an attempt to connect failed; it is made again
-	EventReady        EventKind = "replacement ready"     // a replacement is ready
-	EventHolding      EventKind = "holding"               // new work waits for the old connection to empty
-	EventPromoted     EventKind = "promoted"              // the replacement took over
+	EventNotification EventKind = "notification"           // a maintenance frame was read; copies on other connections are not reported
+	EventRelaxed      EventKind = "timeouts relaxed"       // a relaxed window opened
+	EventTightened    EventKind = "timeouts tightened"     // the server closed the last window of its kind; they stay relaxed for a while
+	EventPreparing    EventKind = "handoff preparing"      // a handoff began, or needs another replacement
+	EventDialFailed   EventKind = "dial failed"            // an attempt to connect failed; it is made again
+	EventReady        EventKind = "replacement ready"      // a replacement is ready
+	EventHolding      EventKind = "holding"                // new work waits for the old connection to empty
+	EventPromoted     EventKind = "promoted"               // the replacement took over
 	EventLingering    EventKind = "old connection lingers" // it still has commands to answer, which Held counts
-	EventOldClosed    EventKind = "old connection closed" // of a handoff
-	EventGivenUp      EventKind = "handoff given up"      // it ended without a replacement; the current connection serves on
-	EventLost         EventKind = "connection lost"       // without notice
-	EventConnected    EventKind = "connected again"       // a bridge that had no connection has one
-	EventRefused      EventKind = "notifications refused" // the server will announce nothing, and Err says why; reported once
+	EventOldClosed    EventKind = "old connection closed"  // of a handoff
+	EventGivenUp      EventKind = "handoff given up"       // it ended without a replacement; the current connection serves on
+	EventLost         EventKind = "connection lost"        // without notice
+	EventConnected    EventKind = "connected again"        // a bridge that had no connection has one
+	EventRefused      EventKind = "notifications refused"  // the server will announce nothing, and Err says why; reported once
 )
 
 // Event is one thing that happened, for logs and tests. Fields that do not apply are zero.
