@@ -16,11 +16,13 @@ package baton
 // bridge, then pin or relaxation; never two bridges.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -39,6 +41,7 @@ type Client struct {
 	counter atomic.Uint64 // numbers dials and announcements in the order in which they begin
 	turn    atomic.Uint32 // whose bridge is next
 	lost    atomic.Uint64 // events nobody had room for
+	deaf    atomic.Bool   // that there are no notifications was told
 	pin     pin
 	relax   relaxation
 
@@ -54,7 +57,8 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{opts: opts, idle: make(chan struct{}, 1), pin: pin{grace: opts.DialTimeout}}
+	c := &Client{opts: opts, idle: make(chan struct{}, 1), pin: pin{grace: opts.DialTimeout, configured: opts.Addr}}
+	c.pin.host, c.pin.port = opts.pollable()
 	c.relax.m = &c.opts.Maintenance
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	for range opts.Conns {
@@ -85,7 +89,7 @@ func (c *Client) dialFirst(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, c.opts.DialTimeout)
 	defer cancel()
 	for failures := 0; ; {
-		first, err := c.dial(ctx, c.counter.Add(1), c.opts.Addr, 0)
+		first, err := c.dial(ctx, c.counter.Add(1), target{addr: c.opts.Addr})
 		if err == nil {
 			c.bridges[0].arrived(first, nil, first.attempt)
 		}
@@ -101,26 +105,28 @@ func (c *Client) dialFirst(ctx context.Context) error {
 	}
 }
 
-// dial makes one attempt to connect, to the configured address, or to the successor that announcement number names.
-func (c *Client) dial(ctx context.Context, attempt uint64, addr string, number uint64) (*conn, error) {
+// dial makes one attempt to connect.
+func (c *Client) dial(ctx context.Context, attempt uint64, to target) (*conn, error) {
 	network := c.opts.Network
-	if number != 0 {
+	if to.named {
 		network = "tcp" // a successor is host:port, also for a client of a unix socket
 		if allow := c.opts.Maintenance.AllowSuccessor; allow != nil {
 			allowed := false
-			err := within(ctx, func() error { allowed = allow(addr); return nil }, nothingToDrop)
+			err := within(ctx, func() error { allowed = allow(to.addr); return nil }, nothingToDrop)
 			if err == nil && !allowed {
-				c.pin.refuse(number)
+				c.pin.refuse(to.number)
 				err = errors.New("refused")
 			}
 			if err != nil {
-				return nil, fmt.Errorf("baton: dial %s: AllowSuccessor: %w", addr, err)
+				return nil, fmt.Errorf("baton: dial %s: AllowSuccessor: %w", to.addr, err)
 			}
 		}
 	}
-	conn, err := c.opts.dial(ctx, network, addr)
+	conn, err := c.opts.dial(ctx, network, to.addr, to.named)
 	if err == nil {
-		conn.attempt = attempt
+		if conn.attempt = attempt; to.named {
+			conn.named = to.number
+		}
 	}
 	return conn, err
 }
@@ -295,8 +301,47 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	}
 }
 
-// Renew replaces every connection by a freshly dialled one.
-func (c *Client) Renew(ctx context.Context) error { return errors.New("baton: not yet") }
+// Renew replaces every connection by one whose dial began after the call: after credentials, certificates or addresses changed. No
+// command fails because of it. It returns when all are replaced, nil, or when for one of them DialTimeout has passed in vain, with the
+// error of the last dial; the old connection then serves on. A handoff that was announced comes first, and is joined by Renew if its
+// dial is yet to begin. When ctx ends Renew returns at once, and what it has begun goes on.
+func (c *Client) Renew(ctx context.Context) error {
+	t, wall, results := now(), time.Now(), make(chan error, len(c.bridges))
+	for _, b := range c.bridges {
+		b.mu.Lock()
+		if b.renewals = append(b.renewals, results); b.closed || b.draining {
+			b.renewedLocked(ErrClosed)
+		} else {
+			b.renewLocked(wall, true, t)
+		}
+		b.mu.Unlock()
+	}
+	var failed error
+	for range c.bridges {
+		select {
+		case err := <-results:
+			failed = cmp.Or(failed, err)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return failed
+}
+
+// waiting is the poll's question whether a bridge waits for what a does not name, and its news that this was found.
+func (c *Client) waiting(a announcement, found bool) (any bool) {
+	for _, b := range c.bridges {
+		b.mu.Lock()
+		if b.hand.phase == PhasePreparing && b.quest.number == a.number && (a.successor == "" || b.quest.there) && b.cur.aliveLocked() {
+			if any = true; found {
+				b.quest.hasten(now())
+				poke(b.dialKick)
+			}
+		}
+		b.mu.Unlock()
+	}
+	return any
+}
 
 // report is the goroutine on which the user's Logger and OnEvent run. It ends when the client is closed and what was emitted
 // before is reported.
@@ -320,7 +365,7 @@ func (c *Client) reportOne(e Event) {
 		switch e.Kind {
 		case EventDialFailed, EventGivenUp, EventLost:
 			level = slog.LevelWarn
-		case EventReady, EventHolding, EventOldClosed:
+		case EventReady, EventHolding, EventLingering, EventOldClosed, EventRefused:
 			level = slog.LevelDebug
 		}
 		c.opts.Logger.LogAttrs(context.Background(), level, "redis: "+string(e.Kind), slog.String("addr", e.Addr),
@@ -350,18 +395,19 @@ type bridge struct {
 	old    *conn         // which that handoff replaces or replaced, while it lives
 	told   *notification // the MOVING with the highest number that next has read
 
-	dialling    bool          // the dialler's goroutine runs
-	dialAt      tick          // its next dial is not before
-	jitter      time.Duration // that was added for the announcement
-	there       uint64        // the last announcement whose successor is where the current connection is
-	tried       uint64        // the number of the last one whose successor was dialled
-	later       bool          // a newer one waits for the end of a hold
+	later bool // a newer one than was joined waits for the end of a hold
+
+	dialling    bool // the dialler's goroutine runs
+	quest       quest
 	cancelDial  context.CancelFunc
-	tries       int   // dials in a row that failed or brought a connection that did not last, and the one that replaces the last
 	lastDialErr error // of the last dial, if it failed
 	connected   bool  // there was a connection once
 	currentAt   tick  // cur became current, or the last one was lost
 	clockFrom   tick  // what stands in the backlog since before counts as given then: a hold or a handoff has just ended
+
+	renewal  announcement   // by ourselves: a connection whose dial began before is to be replaced; number 0: none is
+	renewals []chan<- error // who waits for that
+	renewAt  tick           // when MaxAge asks for the next; 0: never
 
 	timerAt tick // 0: not armed
 	sweepAt tick // 0: nothing waited at the last sweep
@@ -378,6 +424,7 @@ func (b *bridge) enter(m *message) error {
 	b.mu.Lock()
 	if err := b.refuseLocked(m); err != nil {
 		b.failed += uint64(m.want)
+		err = b.failureLocked(err)
 		b.mu.Unlock()
 		return &commandError{err, false}
 	}
@@ -441,6 +488,14 @@ func (b *bridge) noConnectionLocked() error {
 	return fmt.Errorf("%w: %w", ErrNoConnection, b.lastDialErr)
 }
 
+// failureLocked is a failure that says so if it came during maintenance.
+func (b *bridge) failureLocked(cause error) error {
+	if open, _ := b.c.relax.state(now()); open || b.hand.phase != PhaseDone {
+		return fmt.Errorf("%w: %w", ErrMaintenance, cause)
+	}
+	return cause
+}
+
 // await waits until m is complete or its caller must leave.
 func (b *bridge) await(ctx context.Context, m *message) (own bool, err error) {
 	for left := ctx.Done(); ; {
@@ -490,7 +545,7 @@ func (b *bridge) giveUp(ctx context.Context, m *message) (gone, own bool, err er
 		}
 	}
 	b.idleLocked()
-	return true, own, &commandError{cause, !own}
+	return true, own, &commandError{b.failureLocked(cause), !own}
 }
 
 // outstandingLocked counts the commands that wait on this bridge for being written or answered.
@@ -570,7 +625,7 @@ func (b *bridge) unsentLocked(c *conn, unsent []*message) {
 	switch c {
 	case b.cur:
 		if t >= b.currentAt.add(time.Second) {
-			b.tries = 0
+			b.quest.tries = 0
 		}
 		b.cur, b.currentAt = nil, t
 		b.retryLocked(t, 0)
@@ -602,7 +657,9 @@ func (b *bridge) pumpLocked() {
 // endedLocked forgets a connection of which nothing is left.
 func (b *bridge) endedLocked(c *conn, cut int) {
 	b.conns = slices.DeleteFunc(b.conns, func(other *conn) bool { return other == c })
-	b.failed += uint64(cut)
+	if b.failed += uint64(cut); cut > 0 && !b.closed {
+		c.broken = b.failureLocked(c.broken)
+	}
 	b.idleLocked()
 	e := Event{Kind: EventOldClosed, Addr: c.addr}
 	if c.broken != errRetired {
@@ -624,7 +681,7 @@ func (b *bridge) failFastLocked() {
 	}
 	cut := b.backlog.cutLocked(b.backlog.head, popped)
 	b.failed += uint64(attended(cut))
-	failAll(cut, b.noConnectionLocked(), false)
+	failAll(cut, b.failureLocked(b.noConnectionLocked()), false)
 	b.idleLocked()
 }
 
@@ -642,7 +699,7 @@ func (b *bridge) pushed(c *conn, push Reply) {
 	}
 	for _, sibling := range b.c.bridges {
 		sibling.mu.Lock()
-		if sibling.cur.aliveLocked() && !sibling.cur.optedIn {
+		if sibling.cur.aliveLocked() && sibling.cur.deaf != nil {
 			sibling.followLocked(now())
 		}
 		sibling.mu.Unlock()
@@ -665,6 +722,7 @@ func (b *bridge) notifiedLocked(c *conn, n notification) {
 		b.emitLocked(e)
 		if e.Kind = change; change != "" {
 			b.emitLocked(e)
+			b.expireLocked(t)
 		}
 	}
 	switch {
@@ -680,57 +738,82 @@ func (b *bridge) notifiedLocked(c *conn, n notification) {
 
 // --- handoffs ---
 
-// toldLocked is what the current connection being told to move leads to. A connection whose dial began after the announcement is
-// where the announcement led: to be told once more is an echo. That comparison is the whole of what tells a replacement from what
-// it replaces, so it holds behind a proxy, and for a server restarted in its place.
+// toldLocked is what a connection being told to move leads to. One whose dial began after the announcement is what the announcement
+// led to. That comparison is the whole of what tells a replacement from what it replaces, so it holds behind a proxy, and for a server
+// restarted in its place. To be told once more is an echo there if the server itself named the place; if nobody did, this may be the
+// old place again.
 func (b *bridge) toldLocked(c *conn, n *notification, t tick) {
-	a := b.c.pin.announce(n, t, func() uint64 { return b.c.counter.Add(1) })
-	if c.attempt < a.number {
-		b.joinLocked(a, t)
+	a := b.c.pin.announce(n, c.remote, t, func() uint64 { return b.c.counter.Add(1) })
+	again := c == b.cur && c.named != a.number && n.seq == a.seq && n.numbered == a.numbered
+	waits := b.hand.phase == PhaseDone || b.hand.phase == PhasePreparing && b.quest.at > a.deadline()
+	switch {
+	case c.attempt < a.number && b.quest.number != a.number:
+		b.joinLocked(a, t, t)
+	case c.attempt > a.number && again && waits && (b.quest.number != a.number || b.quest.again < maxAgain):
+		b.joinLocked(a, t, t.add(max(t.until(a.deadline()), 0)/2))
+		b.quest.again++
 	}
 }
 
 // followLocked joins the announcement that the client remembers, if the dial of the current connection began before it.
 func (b *bridge) followLocked(t tick) {
-	if a, ok := b.c.pin.remembered(t); ok && b.cur.attempt < a.number {
-		b.joinLocked(a, t)
+	if a, ok := b.c.pin.remembered(t); ok && b.cur.attempt < a.number && b.quest.number != a.number {
+		b.joinLocked(a, t, t)
 	}
 }
 
-// joinLocked makes an announcement the bridge's own, once. While Holding it waits: the promotion is a round trip away, and the
-// connection that it makes current began before the announcement, which is looked at then.
-func (b *bridge) joinLocked(a announcement, t tick) {
-	if b.later = b.hand.phase == PhaseHolding; b.later || a.number == b.hand.number || b.draining {
+// joinLocked makes an announcement, or a renewal, the bridge's own; moment is when something can be expected to come of a dial. While
+// Holding it waits: the promotion is a round trip away, and the connection that it makes current began before the announcement, which is
+// looked at then.
+func (b *bridge) joinLocked(a announcement, t, moment tick) {
+	if b.later = b.hand.phase == PhaseHolding; b.later || b.draining {
 		return
 	}
-	b.hand.number, b.hand.budget = a.number, b.c.opts.Maintenance.HoldCap
-	b.hand.giveUpAt = a.deadline().add(b.c.relax.effective(b.c.opts.DialTimeout, t))
+	if a.number != b.quest.number {
+		b.hand.budget = b.c.opts.Maintenance.HoldCap
+	}
 	b.record = Handoff{Seq: a.seq, Successor: a.successor, Received: a.wall}
-	b.old, b.jitter, b.tried = nil, 0, 0 // tried: what was dialled before it joined may be stale
-	// Without a connection the next dial has its moment already, and an announcement does not hurry it: it may be one of many.
+	b.old = nil
+	addr, remote := "", ""
 	if b.cur.aliveLocked() {
-		b.jitter = jitter(a.window)
-		if t >= b.currentAt.add(time.Second) {
-			b.tries = 0
-		}
-		if b.dialAt = t.add(b.jitter); b.handoffs > 1 { // a server that sends us on and on is not followed in a tight loop
-			b.dialAt = max(b.dialAt, b.currentAt.add(backoff(1)))
-		}
-		if a.successor == b.cur.addr || a.successor == b.cur.remote {
-			b.there = a.number
+		if addr, remote = b.cur.addr, b.cur.remote; t >= b.currentAt.add(time.Second) {
+			b.quest.tries = 0
 		}
 	}
+	b.quest.join(a, t, moment, t.add(cmp.Or(a.window, b.c.pin.grace)/2), addr, remote)
+	b.hand.giveUpAt = max(a.deadline(), b.quest.at).add(b.c.relax.effective(b.c.opts.DialTimeout, t))
 	b.stepLocked(joined, t)
 }
 
-// momentLocked is when the dialler makes its next attempt. A replacement that nobody named, or that is named as where the current
-// connection is already, can be expected at the configured address from half of the window on.
-func (b *bridge) momentLocked(t tick) tick {
-	a, ok := b.c.pin.remembered(t)
-	if ok && a.number == b.hand.number && (a.successor == "" || a.number == b.there) && b.cur.aliveLocked() {
-		return max(b.dialAt, a.half().add(b.jitter))
+// renewLocked asks for a connection whose dial begins after this; asked: nothing that a server said is the reason.
+func (b *bridge) renewLocked(wall time.Time, asked bool, t tick) {
+	b.renewal = announcement{number: b.c.counter.Add(1), wall: wall, asked: asked}
+	b.renewNextLocked(t)
+}
+
+// renewNextLocked begins the renewal that was asked for. An announced handoff that is under way goes first.
+func (b *bridge) renewNextLocked(t tick) {
+	if b.renewal.number != 0 && b.hand.phase == PhaseDone {
+		b.renewal.received = t
+		b.joinLocked(b.renewal, t, t)
 	}
-	return b.dialAt
+}
+
+// renewedLocked ends the renewal and tells who waits for it.
+func (b *bridge) renewedLocked(err error) {
+	for _, result := range b.renewals {
+		result <- err
+	}
+	b.renewal, b.renewals = announcement{}, nil
+}
+
+// readOnlyLocked replaces a connection whose server takes no writes, if that is a failover's doing: the configured address leads to
+// the new master, or will soon.
+func (b *bridge) readOnlyLocked(c *conn) {
+	t := now()
+	if _, failover := b.c.relax.state(t); failover && c == b.cur && b.renewal.number == 0 {
+		b.renewLocked(time.Now(), false, t)
+	}
 }
 
 // stepLocked feeds the machine and carries out what it says.
@@ -759,7 +842,12 @@ func (b *bridge) stepLocked(e happening, t tick) {
 			b.cancelDial()
 		}
 		b.emitLocked(Event{Kind: EventGivenUp, Err: b.lastDialErr})
+		poke(b.dialKick) // it may be asleep for long
+		if b.quest.number == b.renewal.number {
+			b.renewedLocked(fmt.Errorf("baton: not renewed: %w", cmp.Or(b.lastDialErr, context.DeadlineExceeded)))
+		}
 		b.failFastLocked()
+		b.renewNextLocked(t)
 	}
 	b.armLocked(b.hand.next())
 }
@@ -775,8 +863,13 @@ func (b *bridge) promoteLocked(t tick) {
 	}
 	b.cur, b.next, b.clockFrom = b.next, nil, t
 	b.handoffs++
-	b.c.relax.handedOff(t)
+	if b.quest.number != b.renewal.number {
+		b.c.relax.handedOff(t)
+	}
 	b.emitLocked(Event{Kind: EventPromoted, Held: b.record.Held})
+	if b.old != nil && !b.old.inFlight.empty() {
+		b.emitLocked(Event{Kind: EventLingering, Addr: b.old.addr, Held: b.old.inFlight.commands})
+	}
 	b.becomeCurrentLocked(t)
 }
 
@@ -794,11 +887,22 @@ func (b *bridge) becomeCurrentLocked(t tick) {
 	if b.c.opts.KeepAlive > 0 {
 		b.armLocked(t.add(b.c.opts.KeepAlive))
 	}
+	if age := b.c.opts.MaxAge; age > 0 {
+		b.renewAt = t.add(age - rand.N(age/10+1))
+		b.armLocked(b.renewAt)
+	}
+	if b.cur.attempt > b.renewal.number {
+		b.renewedLocked(nil)
+	}
 	b.followLocked(t)
 	if n := b.told; n != nil {
 		b.told = nil
 		b.toldLocked(b.cur, n, t)
 	}
+	if a, ok := b.c.pin.stillAt(b.cur.remote, t); ok && b.hand.phase == PhaseDone && b.cur.attempt > a.number && b.cur.named == 0 {
+		b.joinLocked(a, t, a.deadline().add(b.c.pin.grace)) // nobody told it, but the name may lead elsewhere yet: only the poll can tell
+	}
+	b.renewNextLocked(t)
 }
 
 // emitLocked hands an event to whoever listens, and never waits for it.
@@ -811,8 +915,8 @@ func (b *bridge) emitLocked(e Event) {
 		e.Addr = b.cur.addr
 	}
 	switch {
-	case e.Kind == EventOldClosed || e.Notification != "": // which tell of which themselves
-	case b.hand.phase != PhaseDone || e.Kind == EventPromoted || e.Kind == EventGivenUp:
+	case e.Kind == EventOldClosed || e.Kind == EventRefused || e.Notification != "": // which tell of which themselves
+	case b.hand.phase != PhaseDone || e.Kind == EventPromoted || e.Kind == EventLingering || e.Kind == EventGivenUp:
 		e.Seq, e.Successor = b.record.Seq, b.record.Successor
 	}
 	select {
@@ -846,7 +950,11 @@ func (b *bridge) dial() {
 			b.mu.Unlock()
 			return
 		}
-		if wait := t.until(b.momentLocked(t)); wait > 0 {
+		at, to := b.c.pin.plan(t, &b.quest, b.cur.aliveLocked())
+		if to.poll {
+			go b.c.pin.poll(b.c.ctx, b.c.opts.Resolver, to.number, b.c.waiting)
+		}
+		if wait := t.until(at); wait > 0 {
 			b.mu.Unlock()
 			b.pause(wait)
 			continue
@@ -857,12 +965,9 @@ func (b *bridge) dial() {
 		ctx, cancel := context.WithTimeout(b.c.ctx, b.c.relax.effective(b.c.opts.DialTimeout, t))
 		b.cancelDial = cancel
 		attempt := b.c.counter.Add(1)
-		addr, number := b.c.pin.target(t, max(b.tries-1, 0), b.tried, b.c.opts.Addr)
-		if b.tried = max(b.tried, number); number == b.there {
-			addr, number = b.c.opts.Addr, 0
-		}
+		b.quest.begun(to, t)
 		b.mu.Unlock()
-		c, err := b.c.dial(ctx, attempt, addr, number)
+		c, err := b.c.dial(ctx, attempt, to)
 		cancel()
 		b.arrived(c, err, attempt)
 	}
@@ -872,9 +977,10 @@ func (b *bridge) dial() {
 // connection is lost after a long life, else with back-off, so that a server that refuses us, or hangs up on us, is not dialled in a
 // tight loop.
 func (b *bridge) retryLocked(t tick, least int) {
-	b.tries = max(b.tries, least)
-	b.dialAt = t.add(backoff(b.tries))
-	b.tries++
+	q := &b.quest
+	q.tries = max(q.tries, least)
+	q.at = t.add(backoff(q.tries))
+	q.tries++
 }
 
 // pause waits for the dialler's moment, or until there is something new to consider.
@@ -895,7 +1001,7 @@ func (b *bridge) arrived(c *conn, err error, attempt uint64) {
 	defer b.mu.Unlock()
 	b.cancelDial = nil
 	t := now()
-	stale := attempt < b.hand.number
+	stale := attempt < b.quest.number
 	replaces := b.hand.phase == PhasePreparing && !stale
 	switch {
 	case err != nil && (stale || !b.needLocked()): // it was cancelled; the next attempt, if there is one, has its own moment
@@ -930,6 +1036,9 @@ func (b *bridge) arrived(c *conn, err error, attempt uint64) {
 func (b *bridge) startLocked(c *conn) {
 	b.conns = append(b.conns, c)
 	c.owner, c.mu = b, &b.mu
+	if c.deaf != nil && b.c.opts.Maintenance.Mode != Disabled && b.c.deaf.CompareAndSwap(false, true) {
+		b.emitLocked(Event{Kind: EventRefused, Addr: c.addr, Err: c.deaf})
+	}
 	go c.read()
 	go c.flush()
 	for _, push := range c.early {
@@ -974,6 +1083,8 @@ func (b *bridge) tick() {
 		}
 	}
 	b.keepAliveLocked(t)
+	b.expireLocked(t)
+	b.ageLocked(t)
 	b.armLocked(b.hand.next())
 	if b.sweepAt != 0 {
 		b.armLocked(b.sweepAt)
@@ -1031,6 +1142,28 @@ func (b *bridge) keepAliveLocked(t tick) {
 	b.armLocked(t.add(every))
 }
 
+// expireLocked reports the relaxed windows that have run out.
+func (b *bridge) expireLocked(t tick) {
+	name, next := b.c.relax.expired(t)
+	for ; name != ""; name, next = b.c.relax.expired(t) {
+		b.emitLocked(Event{Kind: EventTightened, Notification: name})
+	}
+	b.armLocked(next)
+}
+
+// ageLocked renews a connection that is too old; if that is in vain, it is tried again after a while.
+func (b *bridge) ageLocked(t tick) {
+	if b.renewAt == 0 || b.draining {
+		return
+	}
+	if t >= b.renewAt {
+		if b.renewAt = t.add(b.c.opts.MaxAge / 10); b.cur != nil && b.renewal.number == 0 {
+			b.renewLocked(time.Now(), true, t)
+		}
+	}
+	b.armLocked(b.renewAt)
+}
+
 // --- the end ---
 
 // close ends the bridge: what was not taken to be written is returned to the backlog, everybody who waits is woken to give up,
@@ -1038,6 +1171,7 @@ func (b *bridge) keepAliveLocked(t tick) {
 func (b *bridge) close() {
 	b.mu.Lock()
 	b.closed = true
+	b.renewedLocked(ErrClosed)
 	b.timer.Stop()
 	conns := slices.Clone(b.conns)
 	for _, c := range conns {

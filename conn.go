@@ -5,9 +5,11 @@ package baton
 // not know where to dial or when to move; what it needs of its bridge is connOwner.
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -162,7 +164,7 @@ type EventKind string
 const (
 	EventNotification EventKind = "notification"           // a maintenance frame was read; copies on other connections are not reported
 	EventRelaxed      EventKind = "timeouts relaxed"       // a relaxed window opened
-	EventTightened    EventKind = "timeouts tightened"     // the server closed the last window of its kind; they stay relaxed for a while
+	EventTightened    EventKind = "timeouts tightened"     // a window was closed by the server, or ran out; the time after the event is still relaxed
 	EventPreparing    EventKind = "handoff preparing"      // a handoff began, or needs another replacement
 	EventDialFailed   EventKind = "dial failed"            // an attempt to connect failed; it is made again
 	EventReady        EventKind = "replacement ready"      // a replacement is ready
@@ -213,6 +215,10 @@ func (o Options) resolved() (Options, error) {
 	m.HoldCap = cmp.Or(m.HoldCap, 50*time.Millisecond)
 	o.Network = cmp.Or(o.Network, "tcp")
 	host, port := splitEndpoint(cmp.Or(o.Addr, "127.0.0.1"))
+	if o.TLS != nil && o.TLS.ServerName == "" {
+		o.TLS = o.TLS.Clone()
+		o.TLS.ServerName = host // the configured host, wherever a connection is dialled
+	}
 	switch {
 	case o.DialTimeout < 0 || m.RelaxedWindowMax < 0 || o.DB < 0:
 		return o, errors.New("baton: options: DialTimeout, RelaxedWindowMax or DB is negative")
@@ -229,6 +235,18 @@ func (o Options) resolved() (Options, error) {
 	}
 	o.Addr = net.JoinHostPort(host, cmp.Or(port, "6379"))
 	return o, nil
+}
+
+// pollable is the host and port to look up for a successor that is not named: empty unless the configured host is a name, and it is baton
+// that looks it up.
+func (o *Options) pollable() (host, port string) {
+	if o.Network != "tcp" || o.Proxy != "" || o.Dialer != nil && o.Resolver == nil {
+		return "", ""
+	}
+	if host, port = splitEndpoint(o.Addr); net.ParseIP(host) != nil {
+		return "", ""
+	}
+	return host, port
 }
 
 // splitEndpoint splits at the last colon: IPv6 comes with or without brackets, the port may be missing. The host is empty if
@@ -361,6 +379,7 @@ func nothingToDrop() {}
 type connOwner interface {
 	topUpLocked(c *conn)                     // before a write: move what may go from the backlog to c
 	answeredLocked(c *conn, replies int)     // so many replies were taken from c; its queue may be empty now
+	readOnlyLocked(c *conn)                  // one of them says that the server takes no writes
 	unsentLocked(c *conn, unsent []*message) // writing to c has ended; of these not a byte was sent, and they are the bridge's again
 	endedLocked(c *conn, cut int)            // reading has ended too; so many commands are cut off
 	pushed(c *conn, push Reply)              // c read a push frame; it runs on the reader, without the lock
@@ -382,7 +401,8 @@ type conn struct {
 	remote   string   // as connected, where it can be told
 	attempt  uint64   // the number that the dial took when it began
 	protocol int      // 2 or 3
-	optedIn  bool     // notifications were asked for and granted
+	named    uint64   // the announcement at whose successor it was dialled; 0: it was not
+	deaf     error    // why the server will announce nothing on it; nil: it will
 	early    []Reply  // pushes that came in the handshake
 	secret   string   // the password, which servers repeat in some errors
 	owner    connOwner
@@ -702,6 +722,11 @@ func (c *conn) answer(run []frame) (err error) {
 		i += n
 	}
 	c.owner.answeredLocked(c, i)
+	for _, f := range run[:i] {
+		if f.kind == KindError && bytes.HasPrefix(c.dec.buf[f.start:f.end], []byte("-READONLY ")) {
+			c.owner.readOnlyLocked(c)
+		}
+	}
 	c.mu.Unlock()
 	for _, d := range c.deliveries {
 		c.complete(d, run[d.first:d.first+d.n])
@@ -733,34 +758,36 @@ func (c *conn) complete(d delivery, replies []frame) {
 	}
 }
 
-// connect opens the socket, straight, through the proxy or by the user's Dialer.
-func (o *Options) connect(ctx context.Context, network, addr string) (nc net.Conn, err error) {
+// connect opens the socket, straight, through the proxy or by the user's Dialer. remote is where it leads, as far as that is known.
+func (o *Options) connect(ctx context.Context, network, addr string) (nc net.Conn, remote string, err error) {
 	direct := &net.Dialer{Resolver: o.Resolver}
 	if o.Dialer != nil {
 		return o.userDial(ctx, network, addr)
 	}
 	if o.Proxy == "" || network != "tcp" {
-		return direct.DialContext(ctx, network, addr)
+		nc, err = direct.DialContext(ctx, network, addr)
+		return nc, "", err
 	}
 	u, err := url.Parse(o.Proxy)
 	if err != nil || u.Scheme != "socks5" {
-		return nil, errors.New("proxy: want socks5://[user:pass@]host:port")
+		return nil, "", errors.New("proxy: want socks5://[user:pass@]host:port")
 	}
 	d, err := proxy.FromURL(u, direct)
 	if err != nil {
-		return nil, fmt.Errorf("proxy: %w", err)
+		return nil, "", fmt.Errorf("proxy: %w", err)
 	}
-	return d.(proxy.ContextDialer).DialContext(ctx, network, addr)
+	nc, err = d.(proxy.ContextDialer).DialContext(ctx, network, addr)
+	return nc, "", err
 }
 
 // userDial has the user's Dialer connect; if there is a Resolver, to one address of the host after the other.
-func (o *Options) userDial(ctx context.Context, network, addr string) (nc net.Conn, err error) {
+func (o *Options) userDial(ctx context.Context, network, addr string) (nc net.Conn, dialled string, err error) {
 	addrs := []string{addr}
 	if o.Resolver != nil && network == "tcp" {
 		host, port := splitEndpoint(addr)
 		ips, err := o.Resolver.LookupNetIP(ctx, "ip", host)
 		if err != nil {
-			return nil, err
+			return nil, "", err
 		}
 		addrs = nil
 		for _, ip := range ips {
@@ -780,15 +807,29 @@ func (o *Options) userDial(ctx context.Context, network, addr string) (nc net.Co
 			return err
 		}, func() { made.Close() })
 		if cancel(); err == nil {
-			return made, nil
+			return made, addr, nil
 		}
 	}
-	return nil, err
+	return nil, "", err
 }
 
 // dial makes a connection that is ready: its last handshake command, a PING, was answered. The whole of it must be done when ctx
-// ends. The error says which step failed, and wraps the cause.
-func (o *Options) dial(ctx context.Context, network, addr string) (c *conn, err error) {
+// ends. The error says which step failed, and wraps the cause. successor says that addr was announced: then a certificate is good for
+// the announced name, too. That name is not verified here but by a second attempt in which it is the only one, so that what verifies is
+// always the TLS package itself, with all that the user's config asks of it.
+func (o Options) dial(ctx context.Context, network, addr string, successor bool) (*conn, error) {
+	c, err := o.dialOnce(ctx, network, addr)
+	var wrongName x509.HostnameError
+	host, _ := splitEndpoint(addr)
+	if !successor || !errors.As(err, &wrongName) || net.ParseIP(host) != nil {
+		return c, err
+	}
+	o.TLS = o.TLS.Clone()
+	o.TLS.ServerName = host
+	return o.dialOnce(ctx, network, addr)
+}
+
+func (o *Options) dialOnce(ctx context.Context, network, addr string) (c *conn, err error) {
 	username, password := o.Username, o.Password
 	if o.Credentials != nil {
 		err = within(ctx, func() (err error) { username, password, err = o.Credentials(ctx); return err }, nothingToDrop)
@@ -796,7 +837,7 @@ func (o *Options) dial(ctx context.Context, network, addr string) (c *conn, err 
 	if err != nil {
 		return nil, fmt.Errorf("baton: dial %s: credentials: %w", addr, err)
 	}
-	raw, err := o.connect(ctx, network, addr)
+	raw, remote, err := o.connect(ctx, network, addr)
 	if err != nil && (ctx.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded)) { // a socket's deadline can come just before ctx's
 		err = fmt.Errorf("%w: %w", cmp.Or(ctx.Err(), context.DeadlineExceeded), err)
 	}
@@ -805,8 +846,8 @@ func (o *Options) dial(ctx context.Context, network, addr string) (c *conn, err 
 	}
 	_, kernel := raw.(syscall.Conn)
 	c = &conn{nc: raw, raw: raw, kernel: kernel, addr: addr, secret: password, kick: make(chan struct{}, 1), dec: newDecoder(limits{o.MaxReply, o.MaxDepth, o.MaxElements})}
-	if a := raw.RemoteAddr(); a != nil {
-		c.remote = a.String()
+	if c.remote = remote; remote == "" && raw.RemoteAddr() != nil {
+		c.remote = raw.RemoteAddr().String()
 	}
 	// Every read and write of the handshake ends when ctx does. No deadline does it: not every user's connection has them.
 	stop := context.AfterFunc(ctx, func() { raw.Close() })
@@ -827,11 +868,7 @@ func (o *Options) dial(ctx context.Context, network, addr string) (c *conn, err 
 // under way. The PING is behind it because it is what a server that is still loading refuses: ready means PONG.
 func (o *Options) handshake(ctx context.Context, c *conn, username, password string) error {
 	if o.TLS != nil {
-		config := o.TLS.Clone()
-		if config.ServerName == "" {
-			config.ServerName, _ = splitEndpoint(o.Addr) // the configured host, wherever c was dialled
-		}
-		t := tls.Client(c.raw, config)
+		t := tls.Client(c.raw, o.TLS)
 		c.nc = t
 		// The config's callbacks are a user's, too.
 		if err := within(ctx, func() error { return t.HandshakeContext(ctx) }, nothingToDrop); err != nil {
@@ -849,8 +886,12 @@ func (o *Options) handshake(ctx context.Context, c *conn, username, password str
 		return err
 	}
 	ready := []step{{true, []any{"PING"}}}
-	asks := c.protocol == 3 && o.Maintenance.Mode != Disabled
-	if asks {
+	switch {
+	case o.Maintenance.Mode == Disabled:
+		c.deaf = errors.New("disabled")
+	case c.protocol == 2:
+		c.deaf = errors.New("the server speaks protocol 2 only")
+	default:
 		optIn := []any{"CLIENT", "MAINT_NOTIFICATIONS", "ON", "moving-endpoint-type", o.endpointType(c)}
 		ready = []step{{o.Maintenance.Mode == Enabled, optIn}, ready[0]}
 	}
@@ -858,7 +899,7 @@ func (o *Options) handshake(ctx context.Context, c *conn, username, password str
 	if err != nil {
 		return err
 	}
-	c.optedIn = asks && replies[0].Err() == nil
+	c.deaf = cmp.Or(c.deaf, replies[0].Err())
 	pong := replies[len(replies)-1]
 	if text, _ := pong.Text(); text != "PONG" {
 		return fmt.Errorf("PING: the answer is a %v, %q", pong.Kind(), text)
@@ -982,11 +1023,15 @@ func (c *conn) scrub(r Reply) error {
 // server itself; no name is looked up for it.
 func (o *Options) endpointType(c *conn) string {
 	t := o.Maintenance.EndpointType
-	peer, err := netip.ParseAddrPort(c.remote)
-	switch {
-	case t != EndpointAuto:
+	if t != EndpointAuto {
 		return endpointNames[t]
-	case err != nil || o.Proxy != "":
+	}
+	a := c.raw.RemoteAddr()
+	if a == nil || o.Proxy != "" {
+		return endpointNames[EndpointNone]
+	}
+	peer, err := netip.ParseAddrPort(a.String())
+	if err != nil {
 		return endpointNames[EndpointNone]
 	}
 	t = EndpointExternalIP

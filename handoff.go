@@ -38,6 +38,8 @@ const (
 	windowKinds
 )
 
+var windowNames = [windowKinds]string{"MOVING", "MIGRATING", "FAILING_OVER", "SMIGRATING"}
+
 // Frames as captured from Redis Enterprise 8: [type, seq, seconds, …] for openers except SMIGRATING, which has no time; [type,
 // seq, …] for closers. MOVING has its endpoint in the fourth place.
 var frames = map[string]notification{
@@ -107,12 +109,13 @@ func usableEndpoint(text string) string {
 type relaxation struct {
 	m *Maintenance // resolved; read-only
 
-	mu      sync.Mutex
-	windows [windowKinds]TickDeadline // guarded by mu, and so are the rest
-	openers [windowKinds]int
-	tail    TickDeadline // relaxed for a while after the event
-	seen    [64]sighting // the latest events, in a ring: each connection is told of each
-	latest  int
+	mu       sync.Mutex
+	windows  [windowKinds]TickDeadline // guarded by mu, and so are the rest
+	openers  [windowKinds]int
+	tail     TickDeadline // relaxed for a while after the event
+	failover TickDeadline // one is under way, or is just over
+	seen     [64]sighting // the latest events, in a ring: each connection is told of each
+	latest   int
 }
 
 type sighting struct {
@@ -135,6 +138,12 @@ func (r *relaxation) observe(n *notification, t tick) (fresh bool, change EventK
 		r.latest = (r.latest + 1) % len(r.seen)
 		r.seen[r.latest] = sighting{n.name, n.seq, t}
 	}
+	if n.kind == failingOver {
+		r.failover.extendTo(t.add(r.m.RelaxedWindowMax))
+	}
+	if r.m.RelaxedTimeout < 0 {
+		return true, ""
+	}
 	open := r.windows[n.kind].pendingAt(t)
 	if !open {
 		r.openers[n.kind] = 0 // those of a window that ended by itself
@@ -145,15 +154,12 @@ func (r *relaxation) observe(n *notification, t tick) (fresh bool, change EventK
 			r.windows[n.kind], change = TickDeadline{}, EventTightened
 		}
 		r.tailLocked(t)
-	} else {
-		r.openers[n.kind]++
-		r.windows[n.kind].extendTo(t.add(min(max(n.window, r.m.RelaxedTimeout), r.m.RelaxedWindowMax)))
-		if !open {
-			change = EventRelaxed
-		}
+		return true, change
 	}
-	if r.m.RelaxedTimeout < 0 {
-		change = ""
+	r.openers[n.kind]++
+	r.windows[n.kind].extendTo(t.add(min(max(n.window, r.m.RelaxedTimeout), r.m.RelaxedWindowMax)))
+	if !open {
+		change = EventRelaxed
 	}
 	return true, change
 }
@@ -171,6 +177,38 @@ func (r *relaxation) handedOff(t tick) {
 	r.tailLocked(t)
 }
 
+// expired closes a window that has run out at t, its closing frame having been lost, and returns its opener's name. If there is none,
+// name is empty and next is when there will be one.
+func (r *relaxation) expired(t tick) (name string, next tick) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	next = never
+	for k := range r.windows {
+		switch w := &r.windows[k]; {
+		case w.passedAt(t):
+			r.windows[k], r.openers[k] = TickDeadline{}, 0
+			return windowNames[k], t
+		case w.IsSet():
+			next = min(next, w.tick())
+		}
+	}
+	return "", next
+}
+
+// state says whether a window is open at t, and whether a failover is under way or was a moment ago.
+func (r *relaxation) state(t tick) (open, failover bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.openLocked(t), r.failover.pendingAt(t)
+}
+
+func (r *relaxation) openLocked(t tick) (open bool) {
+	for k := range r.windows {
+		open = open || r.windows[k].pendingAt(t)
+	}
+	return open
+}
+
 // effective is what timeout counts as at t: the looser of itself and the relaxed one. None, which is negative, is the loosest
 // of all and stays.
 func (r *relaxation) effective(timeout time.Duration, t tick) time.Duration {
@@ -179,11 +217,7 @@ func (r *relaxation) effective(timeout time.Duration, t tick) time.Duration {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	relaxed := r.tail.pendingAt(t)
-	for k := range r.windows {
-		relaxed = relaxed || r.windows[k].pendingAt(t)
-	}
-	if relaxed {
+	if r.tail.pendingAt(t) || r.openLocked(t) {
 		return r.m.RelaxedTimeout
 	}
 	return timeout
@@ -242,7 +276,6 @@ func (h *Handoff) merge(o *Handoff) {
 //	Done       the current connection                    an announcement is joined: Preparing
 type handoff struct {
 	phase     Phase
-	number    uint64        // of the announcement that was joined last; 0: none yet
 	giveUpAt  tick          // Preparing ends
 	holdUntil tick          // Holding ends
 	budget    time.Duration // what is left to hold for this announcement
@@ -252,7 +285,7 @@ type handoff struct {
 type happening uint8
 
 const (
-	joined           happening = iota // an announcement was joined: number, giveUpAt and budget are new
+	joined           happening = iota // an announcement was joined: giveUpAt is new, and for a new one budget
 	ready                             // a replacement is ready and the current connection is idle or gone
 	readyBusy                         // a replacement is ready and the current connection has commands in flight
 	drained                           // nothing is in flight on the current connection any more
@@ -286,6 +319,7 @@ func (h *handoff) step(e happening, t tick) action {
 	case p == PhasePreparing && e == timePassed && t >= h.giveUpAt:
 		return h.become(PhaseDone, giveUp)
 	case p == PhaseHolding && (e == drained || e == backlogFull || e == currentEnded || e == timePassed && t >= h.holdUntil):
+		h.budget = max(t.until(h.holdUntil), 0)
 		return h.become(PhaseDone, promote)
 	case p == PhaseHolding && e == replacementEnded: // what was held flows to the old connection again
 		h.budget = t.until(h.holdUntil)

@@ -1,11 +1,16 @@
 package baton
 
-// This file holds where the next dial of a client goes: the announcement in force and its pin, and the back-off between dials.
-// Readers tell it of announcements and diallers ask it for targets, all under its one lock, which is taken after a bridge's and
-// held for a few comparisons. It must not know connections.
+// This file holds where the next dial of a client goes, and when: the announcement in force with its pin, the poll for a successor
+// that nobody named, each bridge's quest for its next connection, and the back-off between dials. Readers tell the pin of
+// announcements and diallers ask it for targets, all under its one lock, which is taken after a bridge's and held for a few
+// comparisons. It must not know connections.
 
 import (
+	"context"
 	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
 	"sync"
 	"time"
 )
@@ -15,10 +20,12 @@ type announcement struct {
 	number    uint64 // from the counter that dials take theirs from: which of the two came first
 	seq       int64
 	numbered  bool   // seq was given; 0 is a real one
-	successor string // host:port, or empty: none is named
+	successor string // host:port, or empty: none is named, or it was refused
+	found     string // IP:port that the poll found
 	received  tick   // when it was first read
 	wall      time.Time
 	window    time.Duration
+	asked     bool // it is no announcement, but a renewal that no server gave a reason for
 }
 
 func (a *announcement) deadline() tick { return a.received.add(a.window) }
@@ -27,10 +34,14 @@ func (a *announcement) half() tick     { return a.received.add(a.window / 2) }
 // pin is the newest announcement. It is remembered, and is told from its copies, until one dial after its deadline; its
 // successor is what every dial of the client goes to until the deadline.
 type pin struct {
-	grace time.Duration // what one dial may take; set before use
+	grace      time.Duration // what one dial may take; set before use, as are the others
+	configured string
+	host, port string // of configured, if that is a name which can be looked up here; else empty
 
-	mu sync.Mutex
-	a  announcement // guarded by mu; number 0: there was none yet
+	mu     sync.Mutex
+	a      announcement // guarded by mu, as are the others; number 0: there was none yet
+	told   []netip.Addr // where the connections are that were told of it
+	polled uint64       // the number of the last announcement for which a poll was begun
 }
 
 // remembered is the announcement in force at t, if there is one.
@@ -44,33 +55,33 @@ func (p *pin) rememberedLocked(t tick) bool {
 	return p.a.number != 0 && t < p.a.deadline().add(p.grace)
 }
 
-// announce tells the pin of a MOVING and returns the announcement in force. A number above the remembered one is a new
-// announcement and takes its place, with a number that take gives. The same, a lower or no number is a copy: it moves nothing.
-// Sequence numbers are compared only while the announcement is remembered, so a server whose counter restarts is believed again
-// afterwards.
-func (p *pin) announce(n *notification, t tick, take func() uint64) announcement {
+// announce tells the pin of a MOVING that was read from remote, and returns the announcement in force. A number above the remembered
+// one is a new announcement and takes its place, with a number that take gives. The same, a lower or no number is a copy: it moves
+// nothing. Sequence numbers are compared only while the announcement is remembered, so a server whose counter restarts is believed
+// again afterwards.
+func (p *pin) announce(n *notification, remote string, t tick, take func() uint64) announcement {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	isCopy := !n.numbered || p.a.numbered && n.seq <= p.a.seq
 	if !p.rememberedLocked(t) || !isCopy {
-		p.a = announcement{take(), n.seq, n.numbered, n.successor, t, time.Now(), n.window}
+		p.a = announcement{number: take(), seq: n.seq, numbered: n.numbered, successor: n.successor, received: t, wall: time.Now(), window: n.window}
+		p.told = nil
+	}
+	if at, err := netip.ParseAddrPort(remote); err == nil && !slices.Contains(p.told, at.Addr().Unmap()) {
+		p.told = append(p.told, at.Addr().Unmap())
+		if p.a.found == remote {
+			p.a.found = "" // it was no better
+		}
 	}
 	return p.a
 }
 
-// target is where a dial that begins at t goes, after so many failures in a row: the successor of announcement number, or, with
-// number 0, the configured address. From half of the window on, a successor that keeps failing and the configured address take
-// turns. The deadline ends the pin, but not before one dial of the successor: tried is the number of the announcement that the
-// bridge dialled for last.
-func (p *pin) target(t tick, failures int, tried uint64, configured string) (addr string, number uint64) {
+// stillAt is the announcement in force at t, if a connection to remote may have to move for it as others from there did.
+func (p *pin) stillAt(remote string, t tick) (announcement, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	first := tried != p.a.number && p.rememberedLocked(t)
-	inTurn := t < p.a.half() || t < p.a.deadline() && failures%2 == 0
-	if p.a.successor == "" || !first && !inTurn {
-		return configured, 0
-	}
-	return p.a.successor, p.a.number
+	at, err := netip.ParseAddrPort(remote)
+	return p.a, err == nil && p.host != "" && p.rememberedLocked(t) && slices.Contains(p.told, at.Addr().Unmap())
 }
 
 // refuse makes announcement number one that names nobody. A newer one is left alone.
@@ -80,6 +91,151 @@ func (p *pin) refuse(number uint64) {
 	if p.a.number == number {
 		p.a.successor = ""
 	}
+}
+
+// maxAgain is how often a bridge looks for another place because what an announcement brought it to was told to move as well.
+const maxAgain = 3
+
+// quest is one bridge's search for its next connection, guarded by the bridge's lock.
+type quest struct {
+	number uint64        // of the announcement, or the renewal, that the bridge joined last
+	there  bool          // its successor is where the bridge was: nobody is named
+	again  int           // how often it was joined again
+	jitter time.Duration // that is added for it
+	tried  uint64        // the number of the last announcement whose successor was dialled, or what was found
+	at     tick          // the next dial is not before
+	last   tick          // the last dial began
+	tries  int           // dials in a row that failed or brought a connection that did not last, and the one that replaces the last
+
+	chain    int // handoffs that each began before the one before was long over
+	chainEnd tick
+}
+
+// join sets out at moment for what a promises. latest is when a dial is due even if that is close upon the one before: better soon than
+// too late. addr and remote are where the bridge's connection was dialled and is connected. Without
+// one they are empty: the next dial has its moment already, and an announcement does not hurry it, since it may be one of many.
+func (q *quest) join(a announcement, t, moment, latest tick, addr, remote string) {
+	if a.number != q.number {
+		q.again = 0
+	}
+	q.number, q.tried, q.jitter = a.number, 0, 0 // tried: what was dialled before may be stale
+	q.there = addr != "" && (a.successor == addr || a.successor == remote)
+	if addr == "" {
+		return
+	}
+	q.jitter = jitter(a.window)
+	q.at = moment.add(q.jitter)
+	if q.again > 0 || a.asked {
+		return // they are bounded otherwise
+	}
+	if q.chain++; t >= q.chainEnd {
+		q.chain = 1
+	}
+	q.at = max(q.at, min(q.last.add(spacing(q.chain)), latest))
+	q.chainEnd = max(a.deadline(), q.at.add(maxSpacing))
+}
+
+// begun notes that a dial begins.
+func (q *quest) begun(to target, t tick) {
+	if q.last = t; to.number != 0 {
+		q.tried = to.number
+	}
+}
+
+// hasten has what the poll found dialled.
+func (q *quest) hasten(t tick) { q.at, q.tried = t.add(q.jitter), 0 }
+
+// maxSpacing is the longest time that is kept between the dials of handoffs that follow each other closely.
+const maxSpacing = 10 * time.Second
+
+// spacing is the time that handoff number chain of those that fall into each other's windows keeps from the dial before: a server that
+// sends us on and on, or two that send us to each other, are not followed in a tight loop.
+func spacing(chain int) time.Duration {
+	if chain < 3 {
+		return 0
+	}
+	return min(500*time.Millisecond<<min(chain-3, 5), maxSpacing)
+}
+
+// target is where a dial goes.
+type target struct {
+	addr   string
+	number uint64 // of the announcement that led there; 0: none did
+	named  bool   // as its successor
+	poll   bool   // the caller is to begin the poll for that announcement
+}
+
+// plan is when the next dial of q is, and where it goes if that is not after t. alive: the bridge's connection serves, so nothing is
+// urgent.
+//
+// A named successor, or what the poll found in place of one, is dialled at q's own moment; from half of the window on the configured
+// address takes turns with it while it fails. The deadline ends the pin, but not before one dial with it. If there is neither,
+// something new can be expected at the configured address from half of the window on.
+func (p *pin) plan(t tick, q *quest, alive bool) (at tick, to target) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	a := &p.a
+	if !p.rememberedLocked(t) {
+		return q.at, target{addr: p.configured}
+	}
+	waits := alive && q.number == a.number
+	to = target{addr: a.successor, number: a.number, named: true}
+	if to.addr == "" || q.there && q.number == a.number {
+		to.addr, to.named = a.found, false
+	}
+	inTurn := t < a.half() || t < a.deadline() && max(q.tries-1, 0)%2 == 0
+	switch {
+	case to.addr != "" && (q.tried != a.number || inTurn):
+		return q.at, to
+	case to.addr != "" || !waits:
+		return q.at, target{addr: p.configured}
+	}
+	to = target{addr: p.configured, poll: p.host != "" && p.polled != a.number}
+	if to.poll {
+		p.polled, to.number = a.number, a.number
+	}
+	if at = max(q.at, a.half().add(q.jitter)); q.again == maxAgain && p.host != "" {
+		at = a.deadline().add(p.grace) // the last one is not spent by the clock while the poll may still find something
+	}
+	return at, to
+}
+
+// poll looks the configured host up, at once and then once a second, for an address to which no connection that was told of
+// announcement number is connected. It goes on for as long as that is remembered, and sleeps while nobody waits. waiting says whether
+// a bridge waits for it; then found says that it need not any more.
+func (p *pin) poll(ctx context.Context, r *net.Resolver, number uint64, waiting func(a announcement, found bool) bool) {
+	for pause := time.Duration(0); ; pause = time.Second {
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
+		a, ok := p.remembered(now())
+		if !ok || a.number != number {
+			return
+		}
+		if a.found != "" || !waiting(a, false) {
+			continue
+		}
+		lookup, cancel := context.WithTimeout(ctx, p.grace)
+		ips, _ := r.LookupNetIP(lookup, "ip", p.host) // one that fails finds nothing
+		if cancel(); p.find(number, ips) {
+			waiting(a, true)
+		}
+	}
+}
+
+// find notes the first address that no connection told of announcement number is connected to.
+func (p *pin) find(number uint64, ips []netip.Addr) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, ip := range ips {
+		if ip = ip.Unmap(); p.a.number == number && !slices.Contains(p.told, ip) {
+			p.a.found = net.JoinHostPort(ip.String(), p.port)
+			return true
+		}
+	}
+	return false
 }
 
 // backoff is how long to wait before the next dial after so many failures in a row: 50 ms, doubling to 1 s, less up to a

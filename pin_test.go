@@ -19,22 +19,29 @@ type pinned struct {
 // attempted is a dial of the successor of announcement number.
 func (p *pinned) attempted(number uint64) { p.tried = max(p.tried, number) }
 
-func newPinned() *pinned { return &pinned{pin: pin{grace: 5 * time.Second}, t: origin} }
+func newPinned() *pinned {
+	return &pinned{pin: pin{grace: 5 * time.Second, configured: "configured"}, t: origin}
+}
 
 func (p *pinned) wait(d time.Duration) { p.t = p.t.add(d) }
 
 // told is a MOVING that is read now; a negative number is none.
 func (p *pinned) told(seq int64, window time.Duration, successor string) announcement {
 	n := notification{name: "MOVING", kind: moving, seq: max(seq, 0), numbered: seq >= 0, window: window, timed: true, successor: successor}
-	return p.announce(&n, p.t, func() uint64 { p.counter++; return p.counter })
+	return p.announce(&n, "10.0.0.1:1", p.t, func() uint64 { p.counter++; return p.counter })
 }
 
 func (p *pinned) goesTo(t *testing.T, failures int, want string) {
 	t.Helper()
-	addr, number := p.target(p.t, failures, p.tried, "configured")
-	if addr != want || (number == 0) != (want == "configured") {
-		t.Errorf("after %d failures a dial goes to %s, of announcement %d, want %s", failures, addr, number, want)
+	if got := p.next(failures); got.addr != want || got.named != (want != "configured") {
+		t.Errorf("after %d failures a dial goes to %+v, want %s", failures, got, want)
 	}
+}
+
+// next is where a bridge that has no connection dials after so many failures.
+func (p *pinned) next(failures int) target {
+	_, to := p.plan(p.t, &quest{tries: failures + 1, tried: p.tried}, false)
+	return to
 }
 
 func TestPinWithoutAnAnnouncement(t *testing.T) {
@@ -130,9 +137,8 @@ func TestPinTarget(t *testing.T) {
 			if failures%2 == 1 {
 				want = c.odd
 			}
-			addr, _ := p.target(p.t, failures, p.tried, "configured")
-			if addr != want {
-				t.Errorf("%v into the window, tried %v, %d failures: a dial goes to %s, want %s", c.after, c.tried, failures, addr, want)
+			if got := p.next(failures); got.addr != want {
+				t.Errorf("%v into the window, tried %v, %d failures: a dial goes to %s, want %s", c.after, c.tried, failures, got.addr, want)
 			}
 		}
 	}
@@ -188,11 +194,11 @@ func TestPinUnderARace(t *testing.T) {
 		wg.Go(func() {
 			for i := range 200 {
 				n := notification{seq: int64(i), numbered: true, window: time.Second, successor: "b:1"}
-				a := p.announce(&n, now(), take)
+				a := p.announce(&n, "10.0.0.1:1", now(), take)
 				if a.seq < int64(i) {
 					t.Errorf("worker %d announced %d and %d is in force", w, i, a.seq)
 				}
-				p.target(now(), i, a.number, "configured")
+				p.plan(now(), &quest{tries: i, tried: a.number}, i%2 == 0)
 				p.refuse(a.number)
 				p.remembered(now())
 			}

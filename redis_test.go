@@ -397,7 +397,7 @@ func TestRedisWithoutNotifications(t *testing.T) {
 	c := r.client(func(o *Options) { o.OnEvent, o.Logger = j.add, slog.New(slog.NewTextHandler(logged, nil)) })
 	must(t, c, "SET a 1")
 	if r.version[0] == 7 {
-		if c.bridges[0].cur.optedIn {
+		if c.bridges[0].cur.deaf == nil {
 			t.Error("Redis 7 has granted notifications, which it does not have")
 		}
 		o := Options{Addr: r.addr}
