@@ -57,7 +57,8 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{opts: opts, idle: make(chan struct{}, 1), pin: pin{grace: opts.DialTimeout, configured: opts.Addr}}
+	c := &Client{opts: opts, idle: make(chan struct{}, 1), pin: pin{configured: opts.Addr}}
+	c.pin.grace = max(opts.DialTimeout, opts.Maintenance.RelaxedTimeout)
 	c.pin.host, c.pin.port = opts.pollable()
 	c.relax.m = &c.opts.Maintenance
 	c.ctx, c.cancel = context.WithCancel(context.Background())
@@ -328,15 +329,21 @@ func (c *Client) Renew(ctx context.Context) error {
 	return failed
 }
 
-// waiting is the poll's question whether a bridge waits for what a does not name, and its news that this was found.
+// waiting is the poll's question whether a bridge waits for what a does not name, and its news that this was found. A bridge waits also
+// if what it dialled for a is connected to where others were told to leave, although nobody told it there.
 func (c *Client) waiting(a announcement, found bool) (any bool) {
 	for _, b := range c.bridges {
 		b.mu.Lock()
-		if b.hand.phase == PhasePreparing && b.quest.number == a.number && (a.successor == "" || b.quest.there) && b.cur.aliveLocked() {
-			if any = true; found {
-				b.quest.hasten(now())
-				poke(b.dialKick)
-			}
+		t, here := now(), b.hereLocked()
+		prepares := b.hand.phase == PhasePreparing && b.quest.number == a.number && here.addr != "" && b.quest.unnamed(&a, here)
+		stayed := b.hand.phase == PhaseDone && here.attempt > a.number && b.cur.named == 0 && b.c.pin.isTold(a.number, here.remote)
+		any = any || prepares || stayed
+		switch {
+		case found && prepares:
+			b.quest.hasten(t)
+			poke(b.dialKick)
+		case found && stayed:
+			b.joinLocked(a, t, t)
 		}
 		b.mu.Unlock()
 	}
@@ -717,7 +724,9 @@ func (b *bridge) notifiedLocked(c *conn, n notification) {
 			n.window = defaultRelaxed
 		}
 	}
-	if fresh, change := b.c.relax.observe(&n, t); fresh {
+	if n.kind == moving && !b.c.pin.news(&n, t) {
+		// A copy relaxes nothing and is not reported.
+	} else if fresh, change := b.c.relax.observe(&n, t); fresh {
 		e := Event{Kind: EventNotification, Addr: c.addr, Notification: n.name, Successor: n.successor, Seq: n.seq, Window: n.window}
 		b.emitLocked(e)
 		if e.Kind = change; change != "" {
@@ -743,13 +752,15 @@ func (b *bridge) notifiedLocked(c *conn, n notification) {
 // restarted in its place. To be told once more is an echo there if the server itself named the place; if nobody did, this may be the
 // old place again.
 func (b *bridge) toldLocked(c *conn, n *notification, t tick) {
-	a := b.c.pin.announce(n, c.remote, t, func() uint64 { return b.c.counter.Add(1) })
+	a := b.c.pin.announce(n, t, func() uint64 { return b.c.counter.Add(1) })
 	again := c == b.cur && c.named != a.number && n.seq == a.seq && n.numbered == a.numbered
-	waits := b.hand.phase == PhaseDone || b.hand.phase == PhasePreparing && b.quest.at > a.deadline()
+	if c.attempt < a.number || again {
+		b.c.pin.tell(a.number, c.remote)
+	}
 	switch {
 	case c.attempt < a.number && b.quest.number != a.number:
 		b.joinLocked(a, t, t)
-	case c.attempt > a.number && again && waits && (b.quest.number != a.number || b.quest.again < maxAgain):
+	case c.attempt > a.number && again && b.hand.phase == PhaseDone && (b.quest.number != a.number || b.quest.again < maxAgain):
 		b.joinLocked(a, t, t.add(max(t.until(a.deadline()), 0)/2))
 		b.quest.again++
 	}
@@ -774,15 +785,21 @@ func (b *bridge) joinLocked(a announcement, t, moment tick) {
 	}
 	b.record = Handoff{Seq: a.seq, Successor: a.successor, Received: a.wall}
 	b.old = nil
-	addr, remote := "", ""
-	if b.cur.aliveLocked() {
-		if addr, remote = b.cur.addr, b.cur.remote; t >= b.currentAt.add(time.Second) {
-			b.quest.tries = 0
-		}
+	here := b.hereLocked()
+	if here.addr != "" && t >= b.currentAt.add(time.Second) {
+		b.quest.tries = 0
 	}
-	b.quest.join(a, t, moment, t.add(cmp.Or(a.window, b.c.pin.grace)/2), addr, remote)
+	b.quest.join(a, t, moment, t.add(cmp.Or(a.window, b.c.pin.grace)/2), here.addr != "")
 	b.hand.giveUpAt = max(a.deadline(), b.quest.at).add(b.c.relax.effective(b.c.opts.DialTimeout, t))
 	b.stepLocked(joined, t)
+}
+
+// hereLocked is where the bridge's connection is.
+func (b *bridge) hereLocked() location {
+	if !b.cur.aliveLocked() {
+		return location{}
+	}
+	return location{b.cur.addr, b.cur.remote, b.cur.attempt}
 }
 
 // renewLocked asks for a connection whose dial begins after this; asked: nothing that a server said is the reason.
@@ -899,9 +916,6 @@ func (b *bridge) becomeCurrentLocked(t tick) {
 		b.told = nil
 		b.toldLocked(b.cur, n, t)
 	}
-	if a, ok := b.c.pin.stillAt(b.cur.remote, t); ok && b.hand.phase == PhaseDone && b.cur.attempt > a.number && b.cur.named == 0 {
-		b.joinLocked(a, t, a.deadline().add(b.c.pin.grace)) // nobody told it, but the name may lead elsewhere yet: only the poll can tell
-	}
 	b.renewNextLocked(t)
 }
 
@@ -950,9 +964,9 @@ func (b *bridge) dial() {
 			b.mu.Unlock()
 			return
 		}
-		at, to := b.c.pin.plan(t, &b.quest, b.cur.aliveLocked())
+		at, to := b.c.pin.plan(t, &b.quest, b.hereLocked())
 		if to.poll {
-			go b.c.pin.poll(b.c.ctx, b.c.opts.Resolver, to.number, b.c.waiting)
+			go b.c.pin.poll(b.c.ctx, b.c.opts.Resolver, b.c.waiting)
 		}
 		if wait := t.until(at); wait > 0 {
 			b.mu.Unlock()
@@ -1129,7 +1143,7 @@ func (b *bridge) keepAliveLocked(t tick) {
 	if !c.aliveLocked() || every < 0 || b.c.opts.Timeout < 0 {
 		return
 	}
-	if due := tick(c.lastRead.Load()).add(every); t < due || !c.inFlight.empty() || b.hand.phase == PhaseHolding {
+	if due := tick(c.lastRead.Load()).add(every); t < due || b.outstandingLocked() > 0 || b.hand.phase == PhaseHolding {
 		b.armLocked(max(due, t.add(every/4)))
 		return
 	}

@@ -206,7 +206,7 @@ func (o Options) resolved() (Options, error) {
 	o.DialTimeout, o.Timeout = cmp.Or(o.DialTimeout, 5*time.Second), cmp.Or(o.Timeout, 5*time.Second)
 	o.KeepAlive = cmp.Or(o.KeepAlive, 30*time.Second)
 	m := &o.Maintenance
-	base := cmp.Or(m.RelaxedTimeout, defaultRelaxed)
+	base := min(cmp.Or(m.RelaxedTimeout, defaultRelaxed), maxSpan)
 	m.RelaxedTimeout = base
 	if base < 0 { // relaxation is off: the longest window still comes from the default, and there is no tail
 		base, m.PostEventRelaxed = defaultRelaxed, -1

@@ -34,14 +34,14 @@ func (a *announcement) half() tick     { return a.received.add(a.window / 2) }
 // pin is the newest announcement. It is remembered, and is told from its copies, until one dial after its deadline; its
 // successor is what every dial of the client goes to until the deadline.
 type pin struct {
-	grace      time.Duration // what one dial may take; set before use, as are the others
+	grace      time.Duration // what one dial may take during maintenance; set before use, as are the others
 	configured string
 	host, port string // of configured, if that is a name which can be looked up here; else empty
 
-	mu     sync.Mutex
-	a      announcement // guarded by mu, as are the others; number 0: there was none yet
-	told   []netip.Addr // where the connections are that were told of it
-	polled uint64       // the number of the last announcement for which a poll was begun
+	mu      sync.Mutex
+	a       announcement // guarded by mu, as are the others; number 0: there was none yet
+	told    []netip.Addr // where the connections are that were told of it
+	polling bool         // the poll runs
 }
 
 // remembered is the announcement in force at t, if there is one.
@@ -55,33 +55,54 @@ func (p *pin) rememberedLocked(t tick) bool {
 	return p.a.number != 0 && t < p.a.deadline().add(p.grace)
 }
 
-// announce tells the pin of a MOVING that was read from remote, and returns the announcement in force. A number above the remembered
-// one is a new announcement and takes its place, with a number that take gives. The same, a lower or no number is a copy: it moves
-// nothing. Sequence numbers are compared only while the announcement is remembered, so a server whose counter restarts is believed
-// again afterwards.
-func (p *pin) announce(n *notification, remote string, t tick, take func() uint64) announcement {
+// newsLocked says whether n is a new announcement: one with a number above that of the one in force. The same, a lower or no number
+// is a copy of that. Numbers are compared only while it is remembered, so a server whose counter restarts is believed again afterwards.
+func (p *pin) newsLocked(n *notification, t tick) bool {
+	return !p.rememberedLocked(t) || n.numbered && (!p.a.numbered || n.seq > p.a.seq)
+}
+
+func (p *pin) news(n *notification, t tick) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	isCopy := !n.numbered || p.a.numbered && n.seq <= p.a.seq
-	if !p.rememberedLocked(t) || !isCopy {
+	return p.newsLocked(n, t)
+}
+
+// announce tells the pin of a MOVING and returns the announcement in force. A new one takes the place of the one before, with a number
+// that take gives; a copy moves nothing.
+func (p *pin) announce(n *notification, t tick, take func() uint64) announcement {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.newsLocked(n, t) {
 		p.a = announcement{number: take(), seq: n.seq, numbered: n.numbered, successor: n.successor, received: t, wall: time.Now(), window: n.window}
 		p.told = nil
-	}
-	if at, err := netip.ParseAddrPort(remote); err == nil && !slices.Contains(p.told, at.Addr().Unmap()) {
-		p.told = append(p.told, at.Addr().Unmap())
-		if p.a.found == remote {
-			p.a.found = "" // it was no better
-		}
 	}
 	return p.a
 }
 
-// stillAt is the announcement in force at t, if a connection to remote may have to move for it as others from there did.
-func (p *pin) stillAt(remote string, t tick) (announcement, bool) {
+// location is where a bridge's connection is, zero if it has none that serves.
+type location struct {
+	addr, remote string // as dialled, and as connected
+	attempt      uint64 // the number that its dial took
+}
+
+// tell notes that a connection to remote was told to move by announcement number.
+func (p *pin) tell(number uint64, remote string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if at, err := netip.ParseAddrPort(remote); err == nil && p.a.number == number && !slices.Contains(p.told, at.Addr().Unmap()) {
+		p.told = append(p.told, at.Addr().Unmap())
+		if p.a.found == net.JoinHostPort(at.Addr().Unmap().String(), p.port) {
+			p.a.found = "" // it is no better
+		}
+	}
+}
+
+// isTold says whether a connection to where remote is was told to move by announcement number.
+func (p *pin) isTold(number uint64, remote string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	at, err := netip.ParseAddrPort(remote)
-	return p.a, err == nil && p.host != "" && p.rememberedLocked(t) && slices.Contains(p.told, at.Addr().Unmap())
+	return err == nil && p.a.number == number && slices.Contains(p.told, at.Addr().Unmap())
 }
 
 // refuse makes announcement number one that names nobody. A newer one is left alone.
@@ -99,7 +120,6 @@ const maxAgain = 3
 // quest is one bridge's search for its next connection, guarded by the bridge's lock.
 type quest struct {
 	number uint64        // of the announcement, or the renewal, that the bridge joined last
-	there  bool          // its successor is where the bridge was: nobody is named
 	again  int           // how often it was joined again
 	jitter time.Duration // that is added for it
 	tried  uint64        // the number of the last announcement whose successor was dialled, or what was found
@@ -112,15 +132,13 @@ type quest struct {
 }
 
 // join sets out at moment for what a promises. latest is when a dial is due even if that is close upon the one before: better soon than
-// too late. addr and remote are where the bridge's connection was dialled and is connected. Without
-// one they are empty: the next dial has its moment already, and an announcement does not hurry it, since it may be one of many.
-func (q *quest) join(a announcement, t, moment, latest tick, addr, remote string) {
+// too late. Without a connection the next dial has its moment already, and an announcement does not hurry it: it may be one of many.
+func (q *quest) join(a announcement, t, moment, latest tick, connected bool) {
 	if a.number != q.number {
 		q.again = 0
 	}
 	q.number, q.tried, q.jitter = a.number, 0, 0 // tried: what was dialled before may be stale
-	q.there = addr != "" && (a.successor == addr || a.successor == remote)
-	if addr == "" {
+	if !connected {
 		return
 	}
 	q.jitter = jitter(a.window)
@@ -162,56 +180,64 @@ type target struct {
 	addr   string
 	number uint64 // of the announcement that led there; 0: none did
 	named  bool   // as its successor
-	poll   bool   // the caller is to begin the poll for that announcement
+	poll   bool   // the caller is to begin the poll
 }
 
-// plan is when the next dial of q is, and where it goes if that is not after t. alive: the bridge's connection serves, so nothing is
-// urgent.
+// plan is when the next dial of q is, and where it goes if that is not after t.
 //
 // A named successor, or what the poll found in place of one, is dialled at q's own moment; from half of the window on the configured
 // address takes turns with it while it fails. The deadline ends the pin, but not before one dial with it. If there is neither,
 // something new can be expected at the configured address from half of the window on.
-func (p *pin) plan(t tick, q *quest, alive bool) (at tick, to target) {
+func (p *pin) plan(t tick, q *quest, here location) (at tick, to target) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	a := &p.a
 	if !p.rememberedLocked(t) {
 		return q.at, target{addr: p.configured}
 	}
-	waits := alive && q.number == a.number
 	to = target{addr: a.successor, number: a.number, named: true}
-	if to.addr == "" || q.there && q.number == a.number {
+	unnamed := q.unnamed(a, here)
+	if unnamed {
 		to.addr, to.named = a.found, false
 	}
+	poll := unnamed && p.host != "" && !p.polling
+	p.polling = p.polling || poll
+	to.poll = poll
 	inTurn := t < a.half() || t < a.deadline() && max(q.tries-1, 0)%2 == 0
 	switch {
 	case to.addr != "" && (q.tried != a.number || inTurn):
 		return q.at, to
-	case to.addr != "" || !waits:
-		return q.at, target{addr: p.configured}
-	}
-	to = target{addr: p.configured, poll: p.host != "" && p.polled != a.number}
-	if to.poll {
-		p.polled, to.number = a.number, a.number
+	case to.addr != "" || here.addr == "" || q.number != a.number: // without a connection there is nothing to wait for
+		return q.at, target{addr: p.configured, poll: poll}
 	}
 	if at = max(q.at, a.half().add(q.jitter)); q.again == maxAgain && p.host != "" {
-		at = a.deadline().add(p.grace) // the last one is not spent by the clock while the poll may still find something
+		at = never // the last one is not spent by the clock: the poll may still find something
 	}
-	return at, to
+	return at, target{addr: p.configured, poll: poll}
 }
 
-// poll looks the configured host up, at once and then once a second, for an address to which no connection that was told of
-// announcement number is connected. It goes on for as long as that is remembered, and sleeps while nobody waits. waiting says whether
-// a bridge waits for it; then found says that it need not any more.
-func (p *pin) poll(ctx context.Context, r *net.Resolver, number uint64, waiting func(a announcement, found bool) bool) {
+// unnamed says that q finds no other place named: none is, or the one where its connection was already when it set out.
+func (q *quest) unnamed(a *announcement, here location) bool {
+	there := a.successor == here.addr || a.successor == here.remote
+	return a.successor == "" || there && (here.attempt < a.number || q.number == a.number)
+}
+
+// poll looks the configured host up, at once and then once a second while a bridge waits for that, for an address to which no connection
+// that was told is connected. It ends when no announcement is remembered. waiting says whether a bridge waits; then found says that it
+// need not any more.
+func (p *pin) poll(ctx context.Context, r *net.Resolver, waiting func(a announcement, found bool) bool) {
 	for pause := time.Duration(0); ; pause = time.Second {
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
 			return
 		}
-		a, ok := p.remembered(now())
-		if !ok || a.number != number {
+		p.mu.Lock()
+		a := p.a
+		p.polling = p.rememberedLocked(now())
+		goOn := p.polling
+		p.mu.Unlock()
+		if !goOn {
 			return
 		}
 		if a.found != "" || !waiting(a, false) {
@@ -219,13 +245,13 @@ func (p *pin) poll(ctx context.Context, r *net.Resolver, number uint64, waiting 
 		}
 		lookup, cancel := context.WithTimeout(ctx, p.grace)
 		ips, _ := r.LookupNetIP(lookup, "ip", p.host) // one that fails finds nothing
-		if cancel(); p.find(number, ips) {
+		if cancel(); p.find(a.number, ips) {
 			waiting(a, true)
 		}
 	}
 }
 
-// find notes the first address that no connection told of announcement number is connected to.
+// find notes the first address to which no connection is connected that was told of announcement number.
 func (p *pin) find(number uint64, ips []netip.Addr) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

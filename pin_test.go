@@ -28,7 +28,7 @@ func (p *pinned) wait(d time.Duration) { p.t = p.t.add(d) }
 // told is a MOVING that is read now; a negative number is none.
 func (p *pinned) told(seq int64, window time.Duration, successor string) announcement {
 	n := notification{name: "MOVING", kind: moving, seq: max(seq, 0), numbered: seq >= 0, window: window, timed: true, successor: successor}
-	return p.announce(&n, "10.0.0.1:1", p.t, func() uint64 { p.counter++; return p.counter })
+	return p.announce(&n, p.t, func() uint64 { p.counter++; return p.counter })
 }
 
 func (p *pinned) goesTo(t *testing.T, failures int, want string) {
@@ -40,7 +40,7 @@ func (p *pinned) goesTo(t *testing.T, failures int, want string) {
 
 // next is where a bridge that has no connection dials after so many failures.
 func (p *pinned) next(failures int) target {
-	_, to := p.plan(p.t, &quest{tries: failures + 1, tried: p.tried}, false)
+	_, to := p.plan(p.t, &quest{tries: failures + 1, tried: p.tried}, location{})
 	return to
 }
 
@@ -194,11 +194,11 @@ func TestPinUnderARace(t *testing.T) {
 		wg.Go(func() {
 			for i := range 200 {
 				n := notification{seq: int64(i), numbered: true, window: time.Second, successor: "b:1"}
-				a := p.announce(&n, "10.0.0.1:1", now(), take)
+				a := p.announce(&n, now(), take)
 				if a.seq < int64(i) {
 					t.Errorf("worker %d announced %d and %d is in force", w, i, a.seq)
 				}
-				p.plan(now(), &quest{tries: i, tried: a.number}, i%2 == 0)
+				p.plan(now(), &quest{tries: i, tried: a.number}, location{})
 				p.refuse(a.number)
 				p.remembered(now())
 			}
