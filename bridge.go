@@ -23,6 +23,7 @@ import (
 	"log/slog"
 	"math"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -966,7 +967,7 @@ func (b *bridge) dial() {
 		}
 		at, to := b.c.pin.plan(t, &b.quest, b.hereLocked())
 		if to.poll {
-			go b.c.pin.poll(b.c.ctx, b.c.opts.Resolver, b.c.waiting)
+			go b.c.pin.poll(b.c.ctx, cmp.Or(b.c.opts.Resolver, net.DefaultResolver), b.c.waiting)
 		}
 		if wait := t.until(at); wait > 0 {
 			b.mu.Unlock()
