@@ -58,9 +58,12 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{opts: opts, idle: make(chan struct{}, 1), pin: pin{configured: opts.Addr}}
-	c.pin.grace = max(opts.DialTimeout, opts.Maintenance.RelaxedTimeout)
-	c.pin.host, c.pin.port = opts.pollable()
+	c := &Client{opts: opts, idle: make(chan struct{}, 1)}
+	c.pin.configured, c.pin.grace = opts.Addr, max(opts.DialTimeout, opts.Maintenance.RelaxedTimeout)
+	looksUp := opts.Network == "tcp" && opts.Proxy == "" && (opts.Dialer == nil || opts.Resolver != nil)
+	if host, port := splitEndpoint(opts.Addr); looksUp && net.ParseIP(host) == nil {
+		c.pin.host, c.pin.port = host, port
+	}
 	c.relax.m = &c.opts.Maintenance
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	for range opts.Conns {
@@ -337,7 +340,7 @@ func (c *Client) waiting(a announcement, found bool) (any bool) {
 		b.mu.Lock()
 		t, here := now(), b.hereLocked()
 		prepares := b.hand.phase == PhasePreparing && b.quest.number == a.number && here.addr != "" && b.quest.unnamed(&a, here)
-		stayed := b.hand.phase == PhaseDone && here.attempt > a.number && b.cur.named == 0 && b.c.pin.isTold(a.number, here.remote)
+		stayed := b.hand.phase == PhaseDone && here.attempt > a.number && b.cur.named == 0 && a.wasTold(here.remote)
 		any = any || prepares || stayed
 		switch {
 		case found && prepares:
@@ -354,34 +357,20 @@ func (c *Client) waiting(a announcement, found bool) (any bool) {
 // report is the goroutine on which the user's Logger and OnEvent run. It ends when the client is closed and what was emitted
 // before is reported.
 func (c *Client) report() {
-	for {
+	for over := false; !over || len(c.events) > 0; {
 		select {
 		case e := <-c.events:
-			c.reportOne(e)
-		case <-c.ctx.Done():
-			for len(c.events) > 0 {
-				c.reportOne(<-c.events)
+			if c.opts.Logger != nil {
+				c.opts.Logger.LogAttrs(context.Background(), e.Kind.level(), "redis: "+string(e.Kind), slog.String("addr", e.Addr),
+					slog.String("notification", e.Notification), slog.Int64("seq", e.Seq), slog.String("successor", e.Successor),
+					slog.Duration("window", e.Window), slog.String("phase", e.Phase.String()), slog.Int("held", e.Held), slog.Any("err", e.Err))
 			}
-			return
+			if c.opts.OnEvent != nil {
+				c.opts.OnEvent(e)
+			}
+		case <-c.ctx.Done():
+			over = true
 		}
-	}
-}
-
-func (c *Client) reportOne(e Event) {
-	if c.opts.Logger != nil {
-		level := slog.LevelInfo
-		switch e.Kind {
-		case EventDialFailed, EventGivenUp, EventLost:
-			level = slog.LevelWarn
-		case EventReady, EventHolding, EventLingering, EventOldClosed, EventRefused:
-			level = slog.LevelDebug
-		}
-		c.opts.Logger.LogAttrs(context.Background(), level, "redis: "+string(e.Kind), slog.String("addr", e.Addr),
-			slog.String("notification", e.Notification), slog.Int64("seq", e.Seq), slog.String("successor", e.Successor),
-			slog.Duration("window", e.Window), slog.String("phase", e.Phase.String()), slog.Int("held", e.Held), slog.Any("err", e.Err))
-	}
-	if c.opts.OnEvent != nil {
-		c.opts.OnEvent(e)
 	}
 }
 
@@ -725,8 +714,8 @@ func (b *bridge) notifiedLocked(c *conn, n notification) {
 			n.window = defaultRelaxed
 		}
 	}
-	if n.kind == moving && !b.c.pin.news(&n, t) {
-		// A copy relaxes nothing and is not reported.
+	if a, ok := b.c.pin.remembered(t); n.kind == moving && ok && a.covers(&n) {
+		// It relaxes nothing and is not reported.
 	} else if fresh, change := b.c.relax.observe(&n, t); fresh {
 		e := Event{Kind: EventNotification, Addr: c.addr, Notification: n.name, Successor: n.successor, Seq: n.seq, Window: n.window}
 		b.emitLocked(e)
@@ -971,7 +960,11 @@ func (b *bridge) dial() {
 		}
 		if wait := t.until(at); wait > 0 {
 			b.mu.Unlock()
-			b.pause(wait)
+			select {
+			case <-time.After(wait):
+			case <-b.dialKick: // there is something new to consider
+			case <-b.c.ctx.Done():
+			}
 			continue
 		}
 		if b.hand.phase == PhasePreparing && b.record.Began.IsZero() {
@@ -996,17 +989,6 @@ func (b *bridge) retryLocked(t tick, least int) {
 	q.tries = max(q.tries, least)
 	q.at = t.add(backoff(q.tries))
 	q.tries++
-}
-
-// pause waits for the dialler's moment, or until there is something new to consider.
-func (b *bridge) pause(wait time.Duration) {
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-b.dialKick:
-	case <-b.c.ctx.Done():
-	}
 }
 
 // arrived takes a dial's result. A connection whose dial began before the announcement that the bridge joined is used only if the

@@ -31,8 +31,7 @@ import (
 	"golang.org/x/net/proxy"
 )
 
-// libVersion is what CLIENT SETINFO tells the server.
-const libVersion = "0.1.0"
+const libVersion = "0.1.0" // what CLIENT SETINFO tells the server
 
 // Errors to be tested with errors.Is. Each may be wrapped in text that says more.
 var (
@@ -178,6 +177,16 @@ const (
 	EventRefused      EventKind = "notifications refused"  // the server will announce nothing, and Err says why; reported once
 )
 
+func (k EventKind) level() slog.Level {
+	switch k {
+	case EventDialFailed, EventGivenUp, EventLost:
+		return slog.LevelWarn
+	case EventReady, EventHolding, EventLingering, EventOldClosed, EventRefused:
+		return slog.LevelDebug
+	}
+	return slog.LevelInfo
+}
+
 // Event is one thing that happened, for logs and tests. Fields that do not apply are zero.
 type Event struct {
 	Kind         EventKind
@@ -235,18 +244,6 @@ func (o Options) resolved() (Options, error) {
 	}
 	o.Addr = net.JoinHostPort(host, cmp.Or(port, "6379"))
 	return o, nil
-}
-
-// pollable is the host and port to look up for a successor that is not named: empty unless the configured host is a name, and it is baton
-// that looks it up.
-func (o *Options) pollable() (host, port string) {
-	if o.Network != "tcp" || o.Proxy != "" || o.Dialer != nil && o.Resolver == nil {
-		return "", ""
-	}
-	if host, port = splitEndpoint(o.Addr); net.ParseIP(host) != nil {
-		return "", ""
-	}
-	return host, port
 }
 
 // splitEndpoint splits at the last colon: IPv6 comes with or without brackets, the port may be missing. The host is empty if
@@ -460,20 +457,17 @@ func (o *outBuffer) append(b []byte) {
 }
 
 // writeOut gives p to the socket, in pieces of at most 256 KiB, so that a write that takes long is seen to get on.
-func (c *conn) writeOut(p outBuffer) (err error) {
-	for i := range len(p.sealed) + 1 {
-		part := p.tail
-		if i < len(p.sealed) {
-			part = p.sealed[i]
-		}
-		for k := 0; len(part) > 0 && err == nil; part = part[k:] {
-			if k, err = c.nc.Write(part[:min(len(part), 4*maxCopy)]); k == 0 && err == nil {
-				err = io.ErrShortWrite
+func (c *conn) writeOut(p outBuffer) error {
+	for _, part := range append(p.sealed, p.tail) {
+		for len(part) > 0 {
+			n, err := c.nc.Write(part[:min(len(part), 4*maxCopy)])
+			c.wrote.Add(int64(n))
+			if part = part[n:]; err != nil || n == 0 {
+				return cmp.Or(err, io.ErrShortWrite)
 			}
-			c.wrote.Add(int64(k))
 		}
 	}
-	return err
+	return nil
 }
 
 // enqueueLocked puts m in flight and its bytes into the out-buffer.

@@ -25,7 +25,14 @@ type announcement struct {
 	received  tick   // when it was first read
 	wall      time.Time
 	window    time.Duration
-	asked     bool // it is no announcement, but a renewal that no server gave a reason for
+	told      []string // the addresses, without ports, that connections to were told of it; only appended to
+	asked     bool     // it is no announcement, but a renewal that no server gave a reason for
+}
+
+// covers says that n is a copy of a, or older: it has the same, a lower or no number. Numbers mean something only while a is remembered,
+// so a server whose counter restarts is believed again afterwards.
+func (a *announcement) covers(n *notification) bool {
+	return !n.numbered || a.numbered && n.seq <= a.seq
 }
 
 func (a *announcement) deadline() tick { return a.received.add(a.window) }
@@ -36,11 +43,10 @@ func (a *announcement) half() tick     { return a.received.add(a.window / 2) }
 type pin struct {
 	grace      time.Duration // what one dial may take during maintenance; set before use, as are the others
 	configured string
-	host, port string // of configured, if that is a name which can be looked up here; else empty
+	host, port string // of configured, if that is a name and it is baton that looks it up; else empty
 
 	mu      sync.Mutex
 	a       announcement // guarded by mu, as are the others; number 0: there was none yet
-	told    []netip.Addr // where the connections are that were told of it
 	polling bool         // the poll runs
 }
 
@@ -55,26 +61,13 @@ func (p *pin) rememberedLocked(t tick) bool {
 	return p.a.number != 0 && t < p.a.deadline().add(p.grace)
 }
 
-// newsLocked says whether n is a new announcement: one with a number above that of the one in force. The same, a lower or no number
-// is a copy of that. Numbers are compared only while it is remembered, so a server whose counter restarts is believed again afterwards.
-func (p *pin) newsLocked(n *notification, t tick) bool {
-	return !p.rememberedLocked(t) || n.numbered && (!p.a.numbered || n.seq > p.a.seq)
-}
-
-func (p *pin) news(n *notification, t tick) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.newsLocked(n, t)
-}
-
 // announce tells the pin of a MOVING and returns the announcement in force. A new one takes the place of the one before, with a number
 // that take gives; a copy moves nothing.
 func (p *pin) announce(n *notification, t tick, take func() uint64) announcement {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.newsLocked(n, t) {
+	if !p.rememberedLocked(t) || !p.a.covers(n) {
 		p.a = announcement{number: take(), seq: n.seq, numbered: n.numbered, successor: n.successor, received: t, wall: time.Now(), window: n.window}
-		p.told = nil
 	}
 	return p.a
 }
@@ -89,20 +82,18 @@ type location struct {
 func (p *pin) tell(number uint64, remote string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if at, err := netip.ParseAddrPort(remote); err == nil && p.a.number == number && !slices.Contains(p.told, at.Addr().Unmap()) {
-		p.told = append(p.told, at.Addr().Unmap())
-		if p.a.found == net.JoinHostPort(at.Addr().Unmap().String(), p.port) {
+	if host, _ := splitEndpoint(remote); p.a.number == number && !p.a.wasTold(remote) {
+		p.a.told = append(p.a.told, host)
+		if found, _ := splitEndpoint(p.a.found); found == host {
 			p.a.found = "" // it is no better
 		}
 	}
 }
 
-// isTold says whether a connection to where remote is was told to move by announcement number.
-func (p *pin) isTold(number uint64, remote string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	at, err := netip.ParseAddrPort(remote)
-	return err == nil && p.a.number == number && slices.Contains(p.told, at.Addr().Unmap())
+// wasTold says whether a connection to where remote is was told to move by a.
+func (a *announcement) wasTold(remote string) bool {
+	host, _ := splitEndpoint(remote)
+	return slices.Contains(a.told, host)
 }
 
 // refuse makes announcement number one that names nobody. A newer one is left alone.
@@ -256,8 +247,8 @@ func (p *pin) find(number uint64, ips []netip.Addr) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, ip := range ips {
-		if ip = ip.Unmap(); p.a.number == number && !slices.Contains(p.told, ip) {
-			p.a.found = net.JoinHostPort(ip.String(), p.port)
+		if at := net.JoinHostPort(ip.Unmap().String(), p.port); p.a.number == number && !p.a.wasTold(at) {
+			p.a.found = at
 			return true
 		}
 	}

@@ -2,6 +2,7 @@ package baton
 
 import (
 	"math"
+	"reflect"
 	"slices"
 	"sync"
 	"testing"
@@ -78,7 +79,7 @@ func TestPinCopiesAndNewerOnes(t *testing.T) {
 			p.goesTo(t, 0, "c:1")
 			continue
 		}
-		if got != first || p.counter != 1 {
+		if !reflect.DeepEqual(got, first) || p.counter != 1 {
 			t.Errorf("%d after %d moved something: %+v, then %+v", c.second, c.first, first, got)
 		}
 		p.goesTo(t, 0, "b:1")
@@ -89,10 +90,10 @@ func TestPinMemoryEndsOneDialAfterTheDeadline(t *testing.T) {
 	p := newPinned()
 	first := p.told(900, 10*time.Second, "b:1")
 	p.wait(15*time.Second - 1)
-	if a, ok := p.remembered(p.t); !ok || a != first {
+	if a, ok := p.remembered(p.t); !ok || !reflect.DeepEqual(a, first) {
 		t.Error("it is forgotten too early")
 	}
-	if got := p.told(1, 10*time.Second, "c:1"); got != first {
+	if got := p.told(1, 10*time.Second, "c:1"); !reflect.DeepEqual(got, first) {
 		t.Error("a lower number is believed while a higher one is remembered")
 	}
 	p.wait(1)
