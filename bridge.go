@@ -266,7 +266,16 @@ type Stats struct {
 func (c *Client) Stats() Stats {
 	s := Stats{EventsLost: c.lost.Load()}
 	for _, b := range c.bridges {
-		b.addTo(&s)
+		b.mu.Lock()
+		for sum, n := range map[*uint64]uint64{&s.Sent: b.sent, &s.Answered: b.answered, &s.Failed: b.failed, &s.TimedOut: b.timedOut,
+			&s.Held: b.held, &s.Reconnects: b.reconnects, &s.Handoffs: b.handoffs, &s.HandoffsGivenUp: b.givenUp} {
+			*sum += n
+		}
+		s.Backlog += b.backlog.commands
+		s.InFlight += b.outstandingLocked() - b.backlog.commands
+		s.Conns += len(b.conns)
+		s.LastHandoff.merge(&b.record)
+		b.mu.Unlock()
 	}
 	return s
 }
@@ -447,7 +456,6 @@ func (b *bridge) enter(m *message) error {
 	return nil
 }
 
-// writeLocked puts m in flight on c.
 func (b *bridge) writeLocked(c *conn, m *message) {
 	b.sent += uint64(m.want)
 	c.enqueueLocked(m)
@@ -487,7 +495,7 @@ func (b *bridge) noConnectionLocked() error {
 
 // failureLocked is a failure that says so if it came during maintenance.
 func (b *bridge) failureLocked(cause error) error {
-	if open, _ := b.c.relax.state(now()); open || b.hand.phase != PhaseDone {
+	if b.hand.phase != PhaseDone || b.c.relax.open(now()) {
 		return fmt.Errorf("%w: %w", ErrMaintenance, cause)
 	}
 	return cause
@@ -569,19 +577,6 @@ func poke(c chan struct{}) {
 	}
 }
 
-func (b *bridge) addTo(s *Stats) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for sum, n := range map[*uint64]uint64{&s.Sent: b.sent, &s.Answered: b.answered, &s.Failed: b.failed, &s.TimedOut: b.timedOut,
-		&s.Held: b.held, &s.Reconnects: b.reconnects, &s.Handoffs: b.handoffs, &s.HandoffsGivenUp: b.givenUp} {
-		*sum += n
-	}
-	s.Backlog += b.backlog.commands
-	s.InFlight += b.outstandingLocked() - b.backlog.commands
-	s.Conns += len(b.conns)
-	s.LastHandoff.merge(&b.record)
-}
-
 // --- what connections tell their bridge (connOwner) ---
 
 // topUpLocked moves work from the backlog to the current connection, as much as one write takes, unless it is held.
@@ -625,7 +620,7 @@ func (b *bridge) unsentLocked(c *conn, unsent []*message) {
 			b.quest.tries = 0
 		}
 		b.cur, b.currentAt = nil, t
-		b.retryLocked(t, 0)
+		b.quest.retry(t, 0)
 		if b.hand.phase != PhaseDone {
 			b.old = c
 		}
@@ -635,7 +630,7 @@ func (b *bridge) unsentLocked(c *conn, unsent []*message) {
 		b.wantLocked()
 	case b.next:
 		b.next, b.told = nil, nil
-		b.retryLocked(t, 1)
+		b.quest.retry(t, 1)
 		b.stepLocked(replacementEnded, t)
 		if b.later {
 			b.followLocked(t)
@@ -784,7 +779,6 @@ func (b *bridge) joinLocked(a announcement, t, moment tick) {
 	b.stepLocked(joined, t)
 }
 
-// hereLocked is where the bridge's connection is.
 func (b *bridge) hereLocked() location {
 	if !b.cur.aliveLocked() {
 		return location{}
@@ -817,8 +811,7 @@ func (b *bridge) renewedLocked(err error) {
 // readOnlyLocked replaces a connection whose server takes no writes, if that is a failover's doing: the configured address leads to
 // the new master, or will soon.
 func (b *bridge) readOnlyLocked(c *conn) {
-	t := now()
-	if _, failover := b.c.relax.state(t); failover && c == b.cur && b.renewal.number == 0 {
+	if t := now(); b.c.relax.failover.pendingAt(t) && c == b.cur && b.renewal.number == 0 {
 		b.renewLocked(time.Now(), false, t)
 	}
 }
@@ -871,7 +864,7 @@ func (b *bridge) promoteLocked(t tick) {
 	b.cur, b.next, b.clockFrom = b.next, nil, t
 	b.handoffs++
 	if b.quest.number != b.renewal.number {
-		b.c.relax.handedOff(t)
+		b.c.relax.eventOver(t)
 	}
 	b.emitLocked(Event{Kind: EventPromoted, Held: b.record.Held})
 	if b.old != nil && !b.old.inFlight.empty() {
@@ -981,16 +974,6 @@ func (b *bridge) dial() {
 	}
 }
 
-// retryLocked sets the moment of the next dial after one that was of no use, and was at least so much of a failure: at once when a
-// connection is lost after a long life, else with back-off, so that a server that refuses us, or hangs up on us, is not dialled in a
-// tight loop.
-func (b *bridge) retryLocked(t tick, least int) {
-	q := &b.quest
-	q.tries = max(q.tries, least)
-	q.at = t.add(backoff(q.tries))
-	q.tries++
-}
-
 // arrived takes a dial's result. A connection whose dial began before the announcement that the bridge joined is used only if the
 // bridge has none, and then joins; nor is one of use that nobody needs any more.
 func (b *bridge) arrived(c *conn, err error, attempt uint64) {
@@ -1004,7 +987,7 @@ func (b *bridge) arrived(c *conn, err error, attempt uint64) {
 	case err != nil && (stale || !b.needLocked()): // it was cancelled; the next attempt, if there is one, has its own moment
 	case err != nil:
 		b.lastDialErr = err
-		b.retryLocked(t, 1)
+		b.quest.retry(t, 1)
 		b.emitLocked(Event{Kind: EventDialFailed, Err: err})
 	case b.closed || b.cur != nil && !replaces:
 		go c.raw.Close() // a system call, so not under the lock
@@ -1056,9 +1039,9 @@ func (b *bridge) watchLocked(t tick) {
 	}
 }
 
-// armLocked makes the timer run at t at the latest.
+// armLocked makes the timer run at t at the latest; 0 is no moment.
 func (b *bridge) armLocked(t tick) {
-	if t != never && !b.closed && (b.timerAt == 0 || t < b.timerAt) {
+	if t != 0 && t != never && !b.closed && (b.timerAt == 0 || t < b.timerAt) {
 		b.timerAt = t
 		b.timer.Reset(max(now().until(t), 0))
 	}
@@ -1081,11 +1064,13 @@ func (b *bridge) tick() {
 	}
 	b.keepAliveLocked(t)
 	b.expireLocked(t)
-	b.ageLocked(t)
-	b.armLocked(b.hand.next())
-	if b.sweepAt != 0 {
-		b.armLocked(b.sweepAt)
+	if age := b.c.opts.MaxAge; age > 0 && t >= b.renewAt && b.cur != nil && !b.draining && b.renewal.number == 0 {
+		b.renewAt = t.add(age / 10) // again, if this is in vain
+		b.renewLocked(time.Now(), true, t)
 	}
+	b.armLocked(b.hand.next())
+	b.armLocked(b.sweepAt)
+	b.armLocked(b.renewAt)
 	b.mu.Unlock()
 	for _, c := range silent {
 		c.raw.Close()
@@ -1146,19 +1131,6 @@ func (b *bridge) expireLocked(t tick) {
 		b.emitLocked(Event{Kind: EventTightened, Notification: name})
 	}
 	b.armLocked(next)
-}
-
-// ageLocked renews a connection that is too old; if that is in vain, it is tried again after a while.
-func (b *bridge) ageLocked(t tick) {
-	if b.renewAt == 0 || b.draining {
-		return
-	}
-	if t >= b.renewAt {
-		if b.renewAt = t.add(b.c.opts.MaxAge / 10); b.cur != nil && b.renewal.number == 0 {
-			b.renewLocked(time.Now(), true, t)
-		}
-	}
-	b.armLocked(b.renewAt)
 }
 
 // --- the end ---

@@ -752,30 +752,25 @@ func (c *conn) complete(d delivery, replies []frame) {
 	}
 }
 
-// connect opens the socket, straight, through the proxy or by the user's Dialer. remote is where it leads, as far as that is known.
-func (o *Options) connect(ctx context.Context, network, addr string) (nc net.Conn, remote string, err error) {
+// connect opens the socket, straight or through the proxy.
+func (o *Options) connect(ctx context.Context, network, addr string) (net.Conn, error) {
 	direct := &net.Dialer{Resolver: o.Resolver}
-	if o.Dialer != nil {
-		return o.userDial(ctx, network, addr)
-	}
 	if o.Proxy == "" || network != "tcp" {
-		nc, err = direct.DialContext(ctx, network, addr)
-		return nc, "", err
+		return direct.DialContext(ctx, network, addr)
 	}
 	u, err := url.Parse(o.Proxy)
 	if err != nil || u.Scheme != "socks5" {
-		return nil, "", errors.New("proxy: want socks5://[user:pass@]host:port")
+		return nil, errors.New("proxy: want socks5://[user:pass@]host:port")
 	}
 	d, err := proxy.FromURL(u, direct)
 	if err != nil {
-		return nil, "", fmt.Errorf("proxy: %w", err)
+		return nil, fmt.Errorf("proxy: %w", err)
 	}
-	nc, err = d.(proxy.ContextDialer).DialContext(ctx, network, addr)
-	return nc, "", err
+	return d.(proxy.ContextDialer).DialContext(ctx, network, addr)
 }
 
 // userDial has the user's Dialer connect; if there is a Resolver, to one address of the host after the other.
-func (o *Options) userDial(ctx context.Context, network, addr string) (nc net.Conn, dialled string, err error) {
+func (o *Options) userDial(ctx context.Context, network, addr string) (nc net.Conn, remote string, err error) {
 	addrs := []string{addr}
 	if o.Resolver != nil && network == "tcp" {
 		host, port := splitEndpoint(addr)
@@ -814,13 +809,15 @@ func (o *Options) userDial(ctx context.Context, network, addr string) (nc net.Co
 func (o Options) dial(ctx context.Context, network, addr string, successor bool) (*conn, error) {
 	c, err := o.dialOnce(ctx, network, addr)
 	var wrongName x509.HostnameError
-	host, _ := splitEndpoint(addr)
-	if !successor || !errors.As(err, &wrongName) || net.ParseIP(host) != nil {
-		return c, err
+	if host, _ := splitEndpoint(addr); successor && errors.As(err, &wrongName) && net.ParseIP(host) == nil {
+		o.TLS = o.TLS.Clone()
+		o.TLS.ServerName = host
+		c, err = o.dialOnce(ctx, network, addr)
 	}
-	o.TLS = o.TLS.Clone()
-	o.TLS.ServerName = host
-	return o.dialOnce(ctx, network, addr)
+	if err != nil {
+		return nil, fmt.Errorf("baton: dial %s: %w", addr, err)
+	}
+	return c, nil
 }
 
 func (o *Options) dialOnce(ctx context.Context, network, addr string) (c *conn, err error) {
@@ -829,14 +826,20 @@ func (o *Options) dialOnce(ctx context.Context, network, addr string) (c *conn, 
 		err = within(ctx, func() (err error) { username, password, err = o.Credentials(ctx); return err }, nothingToDrop)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("baton: dial %s: credentials: %w", addr, err)
+		return nil, fmt.Errorf("credentials: %w", err)
 	}
-	raw, remote, err := o.connect(ctx, network, addr)
+	var raw net.Conn
+	var remote string
+	if o.Dialer != nil {
+		raw, remote, err = o.userDial(ctx, network, addr)
+	} else {
+		raw, err = o.connect(ctx, network, addr)
+	}
 	if err != nil && (ctx.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded)) { // a socket's deadline can come just before ctx's
 		err = fmt.Errorf("%w: %w", cmp.Or(ctx.Err(), context.DeadlineExceeded), err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("baton: dial %s: %w", addr, err)
+		return nil, err
 	}
 	_, kernel := raw.(syscall.Conn)
 	c = &conn{nc: raw, raw: raw, kernel: kernel, addr: addr, secret: password, kick: make(chan struct{}, 1), dec: newDecoder(limits{o.MaxReply, o.MaxDepth, o.MaxElements})}
@@ -851,11 +854,10 @@ func (o *Options) dialOnce(ctx context.Context, network, addr string) (c *conn, 
 	}
 	if err != nil {
 		raw.Close()
-		return nil, fmt.Errorf("baton: dial %s: %w", addr, err)
 	}
 	c.secret = ""
 	c.lastRead.Store(int64(now()))
-	return c, nil
+	return c, err
 }
 
 // handshake makes c ready. Nothing unanswered stands before the opt-in, which some proxies answer ahead of replies that are
@@ -1016,16 +1018,15 @@ func (c *conn) scrub(r Reply) error {
 // endpointType is how c's server shall name a successor. Auto looks at the address of the live socket, where there is one of the
 // server itself; no name is looked up for it.
 func (o *Options) endpointType(c *conn) string {
+	var peer netip.AddrPort
+	if a := c.raw.RemoteAddr(); a != nil && o.Proxy == "" {
+		peer, _ = netip.ParseAddrPort(a.String())
+	}
 	t := o.Maintenance.EndpointType
-	if t != EndpointAuto {
+	switch {
+	case t != EndpointAuto:
 		return endpointNames[t]
-	}
-	a := c.raw.RemoteAddr()
-	if a == nil || o.Proxy != "" {
-		return endpointNames[EndpointNone]
-	}
-	peer, err := netip.ParseAddrPort(a.String())
-	if err != nil {
+	case !peer.IsValid():
 		return endpointNames[EndpointNone]
 	}
 	t = EndpointExternalIP

@@ -109,13 +109,14 @@ func usableEndpoint(text string) string {
 type relaxation struct {
 	m *Maintenance // resolved; read-only
 
-	mu       sync.Mutex
-	windows  [windowKinds]TickDeadline // guarded by mu, and so are the rest
-	openers  [windowKinds]int
-	tail     TickDeadline // relaxed for a while after the event
+	tail     TickDeadline // relaxed for a while after the event; needs no lock, as the next
 	failover TickDeadline // one is under way, or is just over
-	seen     [64]sighting // the latest events, in a ring: each connection is told of each
-	latest   int
+
+	mu      sync.Mutex
+	windows [windowKinds]TickDeadline // guarded by mu, and so are the rest
+	openers [windowKinds]int
+	seen    [64]sighting // the latest events, in a ring: each connection is told of each
+	latest  int
 }
 
 type sighting struct {
@@ -153,7 +154,7 @@ func (r *relaxation) observe(n *notification, t tick) (fresh bool, change EventK
 		if open && r.openers[n.kind] == 0 {
 			r.windows[n.kind], change = TickDeadline{}, EventTightened
 		}
-		r.tailLocked(t)
+		r.eventOver(t)
 		return true, change
 	}
 	r.openers[n.kind]++
@@ -164,17 +165,11 @@ func (r *relaxation) observe(n *notification, t tick) (fresh bool, change EventK
 	return true, change
 }
 
-func (r *relaxation) tailLocked(t tick) {
+// eventOver begins the time after an event.
+func (r *relaxation) eventOver(t tick) {
 	if r.m.PostEventRelaxed > 0 {
 		r.tail.extendTo(t.add(r.m.PostEventRelaxed))
 	}
-}
-
-// handedOff begins the tail after a handoff.
-func (r *relaxation) handedOff(t tick) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.tailLocked(t)
 }
 
 // expired closes a window that has run out at t, its closing frame having been lost, and returns its opener's name. If there is none,
@@ -195,14 +190,10 @@ func (r *relaxation) expired(t tick) (name string, next tick) {
 	return "", next
 }
 
-// state says whether a window is open at t, and whether a failover is under way or was a moment ago.
-func (r *relaxation) state(t tick) (open, failover bool) {
+// open says whether a window is open at t.
+func (r *relaxation) open(t tick) (open bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.openLocked(t), r.failover.pendingAt(t)
-}
-
-func (r *relaxation) openLocked(t tick) (open bool) {
 	for k := range r.windows {
 		open = open || r.windows[k].pendingAt(t)
 	}
@@ -212,12 +203,7 @@ func (r *relaxation) openLocked(t tick) (open bool) {
 // effective is what timeout counts as at t: the looser of itself and the relaxed one. None, which is negative, is the loosest
 // of all and stays.
 func (r *relaxation) effective(timeout time.Duration, t tick) time.Duration {
-	if timeout < 0 || timeout >= r.m.RelaxedTimeout {
-		return timeout
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.tail.pendingAt(t) || r.openLocked(t) {
+	if timeout >= 0 && timeout < r.m.RelaxedTimeout && (r.tail.pendingAt(t) || r.open(t)) {
 		return r.m.RelaxedTimeout
 	}
 	return timeout

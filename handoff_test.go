@@ -367,7 +367,7 @@ func TestRelaxedTail(t *testing.T) {
 	if r.wait(1); r.is() {
 		t.Fatal("the tail is too long")
 	}
-	r.handedOff(r.t)
+	r.eventOver(r.t)
 	r.wait(20*time.Second - 1)
 	if early := r.is(); !early {
 		t.Fatal("there is no tail after a handoff")
@@ -386,7 +386,7 @@ func TestRelaxationOff(t *testing.T) {
 	for i, name := range []string{"moving", "migrating", "failing_over", "smigrating", "migrated"} {
 		r.reads(name, int64(i), 15)
 	}
-	r.handedOff(r.t)
+	r.eventOver(r.t)
 	for _, timeout := range []time.Duration{-1, 1, time.Second, time.Hour} {
 		if got := r.effective(timeout, r.t); got != timeout {
 			t.Errorf("relaxation is off, and %v counts as %v", timeout, got)

@@ -151,6 +151,14 @@ func (q *quest) begun(to target, t tick) {
 	}
 }
 
+// retry sets the moment of the next dial after one that was of no use, and was at least so much of a failure: at once when a connection
+// is lost after a long life, else with back-off, so that a server that refuses us, or hangs up on us, is not dialled in a tight loop.
+func (q *quest) retry(t tick, least int) {
+	q.tries = max(q.tries, least)
+	q.at = t.add(backoff(q.tries))
+	q.tries++
+}
+
 // hasten has what the poll found dialled.
 func (q *quest) hasten(t tick) { q.at, q.tried = t.add(q.jitter), 0 }
 
