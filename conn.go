@@ -391,20 +391,21 @@ type connOwner interface {
 //	ended     reading has ended too: what was still in flight is cut off
 type conn struct {
 	// Set by the dialler before start, and read-only after it.
-	nc       net.Conn // what is read and written: TLS, or raw itself
-	raw      net.Conn // what is closed: closing TLS may block to say good-bye
-	kernel   bool     // raw is a socket: what fits its buffer is written without blocking
-	addr     string   // as dialled
-	remote   string   // as connected, where it can be told
-	attempt  uint64   // the number that the dial took when it began
-	protocol int      // 2 or 3
-	named    uint64   // the announcement at whose successor it was dialled; 0: it was not
-	deaf     error    // why the server will announce nothing on it; nil: it will
-	early    []Reply  // pushes that came in the handshake
-	secret   string   // the password, which servers repeat in some errors
-	owner    connOwner
-	mu       *sync.Mutex // the bridge's
-	kick     chan struct{}
+	nc        net.Conn // what is read and written: TLS, or raw itself
+	raw       net.Conn // what is closed: closing TLS may block to say good-bye
+	kernel    bool     // raw is a socket: what fits its buffer is written without blocking
+	addr      string   // as dialled
+	remote    string   // as connected, where it can be told
+	attempt   uint64   // the number that the dial took when it began
+	protocol  int      // 2 or 3
+	named     uint64   // the announcement at whose successor it was dialled; 0: it was not
+	deaf      error    // why the server will announce nothing on it; nil: it will
+	early     []Reply  // pushes that came in the handshake
+	secret    string   // the password, which servers repeat in some errors
+	wrongName bool     // the certificate is valid, but for another name
+	owner     connOwner
+	mu        *sync.Mutex // the bridge's
+	kick      chan struct{}
 
 	// Guarded by mu.
 	inFlight        queue
@@ -808,8 +809,7 @@ func (o *Options) userDial(ctx context.Context, network, addr string) (nc net.Co
 // always the TLS package itself, with all that the user's config asks of it.
 func (o Options) dial(ctx context.Context, network, addr string, successor bool) (*conn, error) {
 	c, err := o.dialOnce(ctx, network, addr)
-	var wrongName x509.HostnameError
-	if host, _ := splitEndpoint(addr); successor && errors.As(err, &wrongName) && net.ParseIP(host) == nil {
+	if host, _ := splitEndpoint(addr); successor && c != nil && c.wrongName && net.ParseIP(host) == nil {
 		o.TLS = o.TLS.Clone()
 		o.TLS.ServerName = host
 		c, err = o.dialOnce(ctx, network, addr)
@@ -820,6 +820,7 @@ func (o Options) dial(ctx context.Context, network, addr string, successor bool)
 	return c, nil
 }
 
+// dialOnce may return a connection also with an error, for what became known of it.
 func (o *Options) dialOnce(ctx context.Context, network, addr string) (c *conn, err error) {
 	username, password := o.Username, o.Password
 	if o.Credentials != nil {
@@ -868,6 +869,7 @@ func (o *Options) handshake(ctx context.Context, c *conn, username, password str
 		c.nc = t
 		// The config's callbacks are a user's, too.
 		if err := within(ctx, func() error { return t.HandshakeContext(ctx) }, nothingToDrop); err != nil {
+			c.wrongName = errors.As(err, new(x509.HostnameError))
 			return fmt.Errorf("TLS handshake: %w", err)
 		}
 	}
