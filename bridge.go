@@ -349,7 +349,7 @@ func (c *Client) waiting(a announcement, found bool) (any bool) {
 		b.mu.Lock()
 		t, here := now(), b.hereLocked()
 		prepares := b.hand.phase == PhasePreparing && b.quest.number == a.number && here.addr != "" && b.quest.unnamed(&a, here)
-		stayed := b.hand.phase == PhaseDone && here.attempt > a.number && b.cur.named == 0 && a.wasTold(here.remote)
+		stayed := b.hand.phase == PhaseDone && here.attempt > a.number && b.cur.named == 0 && a.wasTold(here.remote) && b.quest.mayAgain(a.number)
 		any = any || prepares || stayed
 		switch {
 		case found && prepares:
@@ -357,6 +357,7 @@ func (c *Client) waiting(a announcement, found bool) (any bool) {
 			poke(b.dialKick)
 		case found && stayed:
 			b.joinLocked(a, t, t)
+			b.quest.again++
 		}
 		b.mu.Unlock()
 	}
@@ -745,7 +746,7 @@ func (b *bridge) toldLocked(c *conn, n *notification, t tick) {
 	switch {
 	case c.attempt < a.number && b.quest.number != a.number:
 		b.joinLocked(a, t, t)
-	case c.attempt > a.number && again && b.hand.phase == PhaseDone && (b.quest.number != a.number || b.quest.again < maxAgain):
+	case c.attempt > a.number && again && b.hand.phase == PhaseDone && b.quest.mayAgain(a.number):
 		b.joinLocked(a, t, t.add(max(t.until(a.deadline()), 0)/2))
 		b.quest.again++
 	}

@@ -105,8 +105,10 @@ func (p *pin) refuse(number uint64) {
 	}
 }
 
-// maxAgain is how often a bridge looks for another place because what an announcement brought it to was told to move as well.
+// maxAgain is how often a bridge looks for another place because what an announcement brought it to must move as well.
 const maxAgain = 3
+
+func (q *quest) mayAgain(number uint64) bool { return q.number != number || q.again < maxAgain }
 
 // quest is one bridge's search for its next connection, guarded by the bridge's lock.
 type quest struct {
