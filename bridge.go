@@ -624,6 +624,7 @@ func (b *bridge) unsentLocked(c *conn, unsent []*message) {
 		b.quest.retry(t, 0)
 		if b.hand.phase != PhaseDone {
 			b.old = c
+			b.quest.again = max(b.quest.again-1, 0) // the dial that follows has another reason
 		}
 		b.emitLocked(Event{Kind: EventLost, Addr: c.addr, Err: c.broken})
 		b.stepLocked(currentEnded, t)
