@@ -323,10 +323,10 @@ func (c *Client) Renew(ctx context.Context) error {
 	t, wall, results := now(), time.Now(), make(chan error, len(c.bridges))
 	for _, b := range c.bridges {
 		b.mu.Lock()
-		if b.renewals = append(b.renewals, results); b.closed || b.draining {
-			b.renewedLocked(ErrClosed)
+		if b.closed || b.draining {
+			results <- ErrClosed
 		} else {
-			b.renewLocked(wall, true, t)
+			b.renewLocked(wall, results, t)
 		}
 		b.mu.Unlock()
 	}
@@ -348,7 +348,7 @@ func (c *Client) waiting(a announcement, found bool) (any bool) {
 	for _, b := range c.bridges {
 		b.mu.Lock()
 		t, here := now(), b.hereLocked()
-		prepares := b.hand.phase == PhasePreparing && b.quest.number == a.number && here.addr != "" && b.quest.unnamed(&a, here)
+		prepares := b.hand.phase == PhasePreparing && !b.quest.renewal && here.addr != "" && b.quest.unnamed(&a, here)
 		stayed := b.hand.phase == PhaseDone && here.attempt > a.number && b.cur.named == 0 && a.wasTold(here.remote) && b.quest.mayAgain(a.number)
 		any = any || prepares || stayed
 		switch {
@@ -412,9 +412,9 @@ type bridge struct {
 	currentAt   tick  // cur became current, or the last one was lost
 	clockFrom   tick  // what stands in the backlog since before counts as given then: a hold or a handoff has just ended
 
-	renewal  announcement   // by ourselves: a connection whose dial began before is to be replaced; number 0: none is
-	renewals []chan<- error // who waits for that
-	renewAt  tick           // when MaxAge asks for the next; 0: never
+	renewal announcement    // what Renew, MaxAge or a failover asks for: a connection whose dial began after it; number 0: nothing
+	renews  []renewalWaiter // in the order of their numbers
+	renewAt tick            // when MaxAge asks for the next; 0: never
 
 	timerAt tick // 0: not armed
 	sweepAt tick // 0: nothing waited at the last sweep
@@ -788,13 +788,22 @@ func (b *bridge) hereLocked() location {
 	return location{b.cur.addr, b.cur.remote, b.cur.attempt}
 }
 
-// renewLocked asks for a connection whose dial begins after this; asked: nothing that a server said is the reason.
-func (b *bridge) renewLocked(wall time.Time, asked bool, t tick) {
-	b.renewal = announcement{number: b.c.counter.Add(1), wall: wall, asked: asked}
+// renewalWaiter is a call of Renew.
+type renewalWaiter struct {
+	number uint64
+	result chan<- error
+}
+
+// renewLocked asks for a connection whose dial begins after this; result, if there is one, learns how that ended.
+func (b *bridge) renewLocked(wall time.Time, result chan<- error, t tick) {
+	b.renewal = announcement{number: b.c.counter.Add(1), wall: wall, renewal: true}
+	if result != nil {
+		b.renews = append(b.renews, renewalWaiter{b.renewal.number, result})
+	}
 	b.renewNextLocked(t)
 }
 
-// renewNextLocked begins the renewal that was asked for. An announced handoff that is under way goes first.
+// renewNextLocked begins the renewal that was asked for. A handoff that is under way goes first.
 func (b *bridge) renewNextLocked(t tick) {
 	if b.renewal.number != 0 && b.hand.phase == PhaseDone {
 		b.renewal.received = t
@@ -802,19 +811,23 @@ func (b *bridge) renewNextLocked(t tick) {
 	}
 }
 
-// renewedLocked ends the renewal and tells who waits for it.
-func (b *bridge) renewedLocked(err error) {
-	for _, result := range b.renewals {
-		result <- err
+// renewedLocked ends the renewals up to a number.
+func (b *bridge) renewedLocked(number uint64, err error) {
+	for len(b.renews) > 0 && b.renews[0].number <= number {
+		b.renews[0].result <- err
+		b.renews = b.renews[1:]
 	}
-	b.renewal, b.renewals = announcement{}, nil
+	if b.renewal.number <= number {
+		b.renewal = announcement{}
+	}
 }
 
 // readOnlyLocked replaces a connection whose server takes no writes, if that is a failover's doing: the configured address leads to
-// the new master, or will soon.
+// the new master, or will soon; it is tried once a second.
 func (b *bridge) readOnlyLocked(c *conn) {
-	if t := now(); b.c.relax.failover.pendingAt(t) && c == b.cur && b.renewal.number == 0 {
-		b.renewLocked(time.Now(), false, t)
+	t := now()
+	if b.c.relax.failover.pendingAt(t) && c == b.cur && b.renewal.number == 0 && t >= b.currentAt.add(time.Second) {
+		b.renewLocked(time.Now(), nil, t)
 	}
 }
 
@@ -845,8 +858,9 @@ func (b *bridge) stepLocked(e happening, t tick) {
 		}
 		b.emitLocked(Event{Kind: EventGivenUp, Err: b.lastDialErr})
 		poke(b.dialKick) // it may be asleep for long
-		if b.quest.number == b.renewal.number {
-			b.renewedLocked(fmt.Errorf("baton: not renewed: %w", cmp.Or(b.lastDialErr, context.DeadlineExceeded)))
+		if b.quest.renewal {
+			b.renewedLocked(b.quest.number, fmt.Errorf("baton: not renewed: %w", cmp.Or(b.lastDialErr, context.DeadlineExceeded)))
+			b.ageLocked(t, b.c.opts.MaxAge/10)
 		}
 		b.failFastLocked()
 		b.renewNextLocked(t)
@@ -865,7 +879,7 @@ func (b *bridge) promoteLocked(t tick) {
 	}
 	b.cur, b.next, b.clockFrom = b.next, nil, t
 	b.handoffs++
-	if b.quest.number != b.renewal.number {
+	if !b.quest.renewal {
 		b.c.relax.eventOver(t)
 	}
 	b.emitLocked(Event{Kind: EventPromoted, Held: b.record.Held})
@@ -889,13 +903,8 @@ func (b *bridge) becomeCurrentLocked(t tick) {
 	if b.c.opts.KeepAlive > 0 {
 		b.armLocked(t.add(b.c.opts.KeepAlive))
 	}
-	if age := b.c.opts.MaxAge; age > 0 {
-		b.renewAt = t.add(age - rand.N(age/10+1))
-		b.armLocked(b.renewAt)
-	}
-	if b.cur.attempt > b.renewal.number {
-		b.renewedLocked(nil)
-	}
+	b.ageLocked(t, b.c.opts.MaxAge)
+	b.renewedLocked(b.cur.attempt, nil)
 	b.followLocked(t)
 	if n := b.told; n != nil {
 		b.told = nil
@@ -949,7 +958,11 @@ func (b *bridge) dial() {
 			b.mu.Unlock()
 			return
 		}
-		at, to := b.c.pin.plan(t, &b.quest, b.hereLocked())
+		here := b.hereLocked()
+		if b.quest.renewal {
+			here = location{} // it waits for nothing
+		}
+		at, to := b.c.pin.plan(t, &b.quest, here)
 		if to.poll {
 			go b.c.pin.poll(b.c.ctx, cmp.Or(b.c.opts.Resolver, net.DefaultResolver), b.c.waiting)
 		}
@@ -1066,9 +1079,10 @@ func (b *bridge) tick() {
 	}
 	b.keepAliveLocked(t)
 	b.expireLocked(t)
-	if age := b.c.opts.MaxAge; age > 0 && t >= b.renewAt && b.cur != nil && !b.draining && b.renewal.number == 0 {
-		b.renewAt = t.add(age / 10) // again, if this is in vain
-		b.renewLocked(time.Now(), true, t)
+	if b.renewAt != 0 && t >= b.renewAt {
+		if b.renewAt = 0; b.cur != nil && !b.draining && b.renewal.number == 0 { // else it is about to be replaced anyway
+			b.renewLocked(time.Now(), nil, t)
+		}
 	}
 	b.armLocked(b.hand.next())
 	b.armLocked(b.sweepAt)
@@ -1126,6 +1140,15 @@ func (b *bridge) keepAliveLocked(t tick) {
 	b.armLocked(t.add(every))
 }
 
+// ageLocked has the current connection renewed after a while, or up to a tenth earlier.
+func (b *bridge) ageLocked(t tick, after time.Duration) {
+	if b.c.opts.MaxAge > 0 {
+		after = max(after, time.Second)
+		b.renewAt = t.add(after - rand.N(after/10))
+		b.armLocked(b.renewAt)
+	}
+}
+
 // expireLocked reports the relaxed windows that have run out.
 func (b *bridge) expireLocked(t tick) {
 	name, next := b.c.relax.expired(t)
@@ -1142,7 +1165,7 @@ func (b *bridge) expireLocked(t tick) {
 func (b *bridge) close() {
 	b.mu.Lock()
 	b.closed = true
-	b.renewedLocked(ErrClosed)
+	b.renewedLocked(math.MaxUint64, ErrClosed)
 	b.timer.Stop()
 	conns := slices.Clone(b.conns)
 	for _, c := range conns {

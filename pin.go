@@ -26,7 +26,7 @@ type announcement struct {
 	wall      time.Time
 	window    time.Duration
 	told      []string // the addresses, without ports, that connections to were told of it; only appended to
-	asked     bool     // it is no announcement, but a renewal that no server gave a reason for
+	renewal   bool     // it is no announcement, but a renewal
 }
 
 // covers says that n is a copy of a, or older: it has the same, a lower or no number. Numbers mean something only while a is remembered,
@@ -112,13 +112,14 @@ func (q *quest) mayAgain(number uint64) bool { return q.number != number || q.ag
 
 // quest is one bridge's search for its next connection, guarded by the bridge's lock.
 type quest struct {
-	number uint64        // of the announcement, or the renewal, that the bridge joined last
-	again  int           // how often it was joined again
-	jitter time.Duration // that is added for it
-	tried  uint64        // the number of the last announcement whose successor was dialled, or what was found
-	at     tick          // the next dial is not before
-	last   tick          // the last dial began
-	tries  int           // dials in a row that failed or brought a connection that did not last, and the one that replaces the last
+	number  uint64 // of the announcement, or the renewal, that the bridge joined last
+	renewal bool
+	again   int           // how often it was joined again
+	jitter  time.Duration // that is added for it
+	tried   uint64        // the number of the last announcement whose successor was dialled, or what was found
+	at      tick          // the next dial is not before
+	last    tick          // the last dial began
+	tries   int           // dials in a row that failed or brought a connection that did not last, and the one that replaces the last
 
 	chain    int // handoffs that each began before the one before was long over
 	chainEnd tick
@@ -130,13 +131,13 @@ func (q *quest) join(a announcement, t, moment, latest tick, connected bool) {
 	if a.number != q.number {
 		q.again = 0
 	}
-	q.number, q.tried, q.jitter = a.number, 0, 0 // tried: what was dialled before may be stale
+	q.number, q.renewal, q.tried, q.jitter = a.number, a.renewal, 0, 0 // tried: what was dialled before may be stale
 	if !connected {
 		return
 	}
 	q.jitter = jitter(a.window)
 	q.at = moment.add(q.jitter)
-	if q.again > 0 || a.asked {
+	if q.again > 0 || a.renewal {
 		return // they are bounded otherwise
 	}
 	if q.chain++; t >= q.chainEnd {
@@ -208,7 +209,7 @@ func (p *pin) plan(t tick, q *quest, here location) (at tick, to target) {
 	switch {
 	case to.addr != "" && (q.tried != a.number || inTurn):
 		return q.at, to
-	case to.addr != "" || here.addr == "" || q.number != a.number: // without a connection there is nothing to wait for
+	case to.addr != "" || here.addr == "": // without a connection there is nothing to wait for
 		return q.at, target{addr: p.configured, poll: poll}
 	}
 	if at = max(q.at, a.half().add(q.jitter)); q.again == maxAgain && p.host != "" {
