@@ -326,7 +326,7 @@ func (c *Client) Renew(ctx context.Context) error {
 		if b.closed || b.draining {
 			results <- ErrClosed
 		} else {
-			b.renewLocked(wall, results, t)
+			b.renewLocked(announcement{wall: wall, asked: true}, results, t)
 		}
 		b.mu.Unlock()
 	}
@@ -795,8 +795,8 @@ type renewalWaiter struct {
 }
 
 // renewLocked asks for a connection whose dial begins after this; result, if there is one, learns how that ended.
-func (b *bridge) renewLocked(wall time.Time, result chan<- error, t tick) {
-	b.renewal = announcement{number: b.c.counter.Add(1), wall: wall, renewal: true}
+func (b *bridge) renewLocked(a announcement, result chan<- error, t tick) {
+	b.renewal, b.renewal.number, b.renewal.renewal = a, b.c.counter.Add(1), true
 	if result != nil {
 		b.renews = append(b.renews, renewalWaiter{b.renewal.number, result})
 	}
@@ -823,11 +823,10 @@ func (b *bridge) renewedLocked(number uint64, err error) {
 }
 
 // readOnlyLocked replaces a connection whose server takes no writes, if that is a failover's doing: the configured address leads to
-// the new master, or will soon; it is tried once a second.
+// the new master, or will soon.
 func (b *bridge) readOnlyLocked(c *conn) {
-	t := now()
-	if b.c.relax.failover.pendingAt(t) && c == b.cur && b.renewal.number == 0 && t >= b.currentAt.add(time.Second) {
-		b.renewLocked(time.Now(), nil, t)
+	if t := now(); b.c.relax.failover.pendingAt(t) && c == b.cur && b.renewal.number == 0 {
+		b.renewLocked(announcement{wall: time.Now()}, nil, t)
 	}
 }
 
@@ -1081,7 +1080,7 @@ func (b *bridge) tick() {
 	b.expireLocked(t)
 	if b.renewAt != 0 && t >= b.renewAt {
 		if b.renewAt = 0; b.cur != nil && !b.draining && b.renewal.number == 0 { // else it is about to be replaced anyway
-			b.renewLocked(time.Now(), nil, t)
+			b.renewLocked(announcement{wall: time.Now(), asked: true}, nil, t)
 		}
 	}
 	b.armLocked(b.hand.next())

@@ -26,7 +26,8 @@ type announcement struct {
 	wall      time.Time
 	window    time.Duration
 	told      []string // the addresses, without ports, that connections to were told of it; only appended to
-	renewal   bool     // it is no announcement, but a renewal
+	renewal   bool     // it is no announcement, but a renewal,
+	asked     bool     // and not one that what a server said is the reason for
 }
 
 // covers says that n is a copy of a, or older: it has the same, a lower or no number. Numbers mean something only while a is remembered,
@@ -137,11 +138,14 @@ func (q *quest) join(a announcement, t, moment, latest tick, connected bool) {
 	}
 	q.jitter = jitter(a.window)
 	q.at = moment.add(q.jitter)
-	if q.again > 0 || a.renewal {
+	if q.again > 0 || a.asked {
 		return // they are bounded otherwise
 	}
 	if q.chain++; t >= q.chainEnd {
 		q.chain = 1
+	}
+	if a.renewal {
+		latest = never
 	}
 	q.at = max(q.at, min(q.last.add(spacing(q.chain)), latest))
 	q.chainEnd = max(a.deadline(), q.at.add(maxSpacing))
