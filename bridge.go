@@ -117,7 +117,7 @@ func (c *Client) dial(ctx context.Context, attempt uint64, to target) (*conn, er
 		network = "tcp" // a successor is host:port, also for a client of a unix socket
 		if allow := c.opts.Maintenance.AllowSuccessor; allow != nil {
 			allowed := false
-			err := within(ctx, func() error { allowed = allow(to.addr); return nil }, nothingToDrop)
+			err := within(ctx, func() error { allowed = allow(to.addr); return nil }, nil)
 			if err == nil && !allowed {
 				c.pin.refuse(to.number)
 				err = errors.New("refused")

@@ -1361,7 +1361,6 @@ func TestContract9NotificationsDoNoHarm(t *testing.T) {
 		"FAILED_OVER, nobody failed": ">2\r\n$11\r\nFAILED_OVER\r\n:1\r\n",
 		"SMIGRATED of rubbish":       ">3\r\n$9\r\nSMIGRATED\r\n:19\r\n*3\r\n_\r\n*1\r\n:3\r\n*3\r\n:1\r\n:2\r\n_\r\n",
 		"absurd time":                ">3\r\n$9\r\nMIGRATING\r\n:1\r\n:9223372036854775807\r\n",
-		"streamed push":              ">3\r\n$?\r\n;9\r\nMIGRATING\r\n;0\r\n:1\r\n:15\r\n",
 		"attribute before it":        "|1\r\n+ttl\r\n:3600\r\n>2\r\n$8\r\nMIGRATED\r\n:1\r\n",
 		"a thousand at once":         strings.Repeat(">3\r\n$9\r\nMIGRATING\r\n:1\r\n:15\r\n", 1000),
 		"contradiction":              ">3\r\n$9\r\nMIGRATING\r\n:3\r\n:15\r\n>2\r\n$8\r\nMIGRATED\r\n:2\r\n>2\r\n$11\r\nFAILED_OVER\r\n:1\r\n",

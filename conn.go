@@ -42,10 +42,9 @@ var (
 	ErrNotHere      = errors.New("baton: this command must not be sent here")
 	// ErrMaintenance is found in the error of a command that failed while the server was under announced maintenance, beside its cause.
 	ErrMaintenance = errors.New("baton: during maintenance")
-)
 
-// errRetired is how a connection ends on which nobody waits any more after another took its place.
-var errRetired = errors.New("baton: retired")
+	errRetired = errors.New("baton: retired") // how a connection ends on which nobody waits any more after another took its place
+)
 
 // commandError is why a command got no reply.
 type commandError struct {
@@ -201,17 +200,10 @@ type Event struct {
 	Err          error
 }
 
-// defaultRelaxed is what every known client relaxes its timeouts to.
-const defaultRelaxed = 10 * time.Second
+const defaultRelaxed = 10 * time.Second // what every known client relaxes its timeouts to
 
 // resolved is o with defaults in place of zeros, or what is wrong with it.
 func (o Options) resolved() (Options, error) {
-	for field, fallback := range map[*int]int{&o.Conns: 1, &o.MaxBacklog: 65536, &o.MaxBacklogBytes: 64 << 20, &o.MaxInFlight: 65536,
-		&o.MaxReply: 512 << 20, &o.MaxDepth: 128, &o.MaxElements: 1 << 24} {
-		if *field = cmp.Or(*field, fallback); *field < 0 {
-			return o, errors.New("baton: options: a bound is negative")
-		}
-	}
 	o.DialTimeout, o.Timeout = cmp.Or(o.DialTimeout, 5*time.Second), cmp.Or(o.Timeout, 5*time.Second)
 	o.KeepAlive = cmp.Or(o.KeepAlive, 30*time.Second)
 	m := &o.Maintenance
@@ -222,6 +214,12 @@ func (o Options) resolved() (Options, error) {
 	}
 	m.RelaxedWindowMax, m.PostEventRelaxed = cmp.Or(m.RelaxedWindowMax, 3*base), cmp.Or(m.PostEventRelaxed, 2*base)
 	m.HoldCap = cmp.Or(m.HoldCap, 50*time.Millisecond)
+	negative := o.DialTimeout < 0 || m.RelaxedWindowMax < 0
+	for field, fallback := range map[*int]int{&o.Conns: 1, &o.MaxBacklog: 65536, &o.MaxBacklogBytes: 64 << 20, &o.MaxInFlight: 65536,
+		&o.MaxReply: 512 << 20, &o.MaxDepth: 128, &o.MaxElements: 1 << 24, &o.DB: 0} {
+		*field = cmp.Or(*field, fallback)
+		negative = negative || *field < 0
+	}
 	o.Network = cmp.Or(o.Network, "tcp")
 	host, port := splitEndpoint(cmp.Or(o.Addr, "127.0.0.1"))
 	if o.TLS != nil && o.TLS.ServerName == "" {
@@ -229,20 +227,15 @@ func (o Options) resolved() (Options, error) {
 		o.TLS.ServerName = host // the configured host, wherever a connection is dialled
 	}
 	switch {
-	case o.DialTimeout < 0 || m.RelaxedWindowMax < 0 || o.DB < 0:
-		return o, errors.New("baton: options: DialTimeout, RelaxedWindowMax or DB is negative")
+	case negative:
+		return o, errors.New("baton: options: DialTimeout, RelaxedWindowMax, DB or a bound is negative")
 	case o.Backlog > FailFast || m.Mode > Disabled || m.EndpointType > EndpointNone:
 		return o, errors.New("baton: options: a policy, mode or endpoint type that does not exist")
-	case o.Network == "unix" && o.Addr != "":
-		return o, nil
-	case o.Network == "unix":
-		return o, errors.New("baton: options: a unix socket needs a path")
-	case o.Network != "tcp":
-		return o, fmt.Errorf("baton: options: network %q is neither tcp nor unix", o.Network)
-	case host == "":
-		return o, fmt.Errorf("baton: options: address %q is not host:port", o.Addr)
+	case o.Network == "tcp" && host != "":
+		o.Addr = net.JoinHostPort(host, cmp.Or(port, "6379"))
+	case o.Network != "unix" || o.Addr == "":
+		return o, fmt.Errorf("baton: options: want tcp and host:port, or unix and a path, not %q and %q", o.Network, o.Addr)
 	}
-	o.Addr = net.JoinHostPort(host, cmp.Or(port, "6379"))
 	return o, nil
 }
 
@@ -272,8 +265,8 @@ var enumerations = map[reflect.Type][]string{
 	reflect.TypeFor[EndpointType]():  endpointNames[:],
 }
 
-// set sets the field of o, or of o.Maintenance, that name is in snake case. Its errors do not repeat what they are about.
-func (o *Options) set(name, text string) error {
+// set sets the field of o, or of o.Maintenance, that name is in snake case. Its errors do not repeat text, nor a name that is none.
+func (o *Options) set(name, text string) (err error) {
 	is := func(field string) bool { return strings.EqualFold(field, strings.ReplaceAll(name, "_", "")) }
 	v := reflect.ValueOf(&o.Maintenance).Elem().FieldByNameFunc(is)
 	if !v.IsValid() {
@@ -286,21 +279,18 @@ func (o *Options) set(name, text string) error {
 	case *string:
 		*p = text
 	case *int:
-		n, err := strconv.Atoi(text)
-		if *p = n; err != nil {
-			return fmt.Errorf("%s is not a number", name)
-		}
+		*p, err = strconv.Atoi(text)
 	case *time.Duration:
-		d, err := time.ParseDuration(text)
-		if *p = d; err != nil {
-			return fmt.Errorf("%s is not a duration, such as 1.5s", name)
-		}
+		*p, err = time.ParseDuration(text)
 	default:
 		i := slices.Index(enumerations[v.Type()], strings.ToLower(text))
 		if i < 0 {
 			return fmt.Errorf("%s is none of %q", name, enumerations[v.Type()])
 		}
 		v.SetUint(uint64(i))
+	}
+	if err != nil {
+		return fmt.Errorf("%s is no %v", name, v.Type())
 	}
 	return nil
 }
@@ -311,26 +301,27 @@ func (o *Options) set(name, text string) error {
 func ParseURL(rawURL string) (Options, error) {
 	var o Options
 	u, err := url.Parse(rawURL)
+	var query url.Values
+	if err == nil {
+		query, err = url.ParseQuery(u.RawQuery)
+	}
 	if err != nil {
 		return o, errors.New("baton: URL: not well formed")
 	}
-	query, err := url.ParseQuery(u.RawQuery)
-	if err != nil {
-		return o, errors.New("baton: URL: the query is not well formed")
-	}
-	switch u.Scheme {
-	case "rediss":
-		o.TLS = &tls.Config{}
-		fallthrough
-	case "redis":
+	host, _ := splitEndpoint(u.Host)
+	switch {
+	case u.Scheme == "unix" && u.Host == "":
+		o.Network, o.Addr = "unix", u.Path
+	case u.Scheme != "redis" && u.Scheme != "rediss" || host == "" && u.Host != "":
+		return o, errors.New("baton: URL: want redis://host:port, rediss://host:port or unix:///path")
+	default:
 		o.Addr = u.Host
 		if db := strings.Trim(u.Path, "/"); db != "" {
 			query["db"] = append(query["db"], db)
 		}
-	case "unix":
-		o.Network, o.Addr = "unix", u.Path
-	default:
-		return o, fmt.Errorf("baton: URL: scheme %q is none of redis, rediss, unix", u.Scheme)
+	}
+	if u.Scheme == "rediss" {
+		o.TLS = &tls.Config{}
 	}
 	o.Username = u.User.Username()
 	o.Password, _ = u.User.Password()
@@ -339,24 +330,20 @@ func ParseURL(rawURL string) (Options, error) {
 			return o, fmt.Errorf("baton: URL: %w", err)
 		}
 	}
-	if host, _ := splitEndpoint(u.Host); host == "" && u.Host != "" || u.Scheme == "unix" && u.Host != "" {
-		return o, errors.New("baton: URL: the address is not host:port, or not one path")
-	}
 	_, err = o.resolved()
 	return o, err
 }
 
-// within runs what a user supplied on a goroutine of its own, and waits for it no longer than ctx. After a success that comes too
-// late it runs drop. So code that blocks for ever costs its own goroutine, and nothing else. What f sets must not be looked at after
-// an error: f may still be running.
+// within runs what a user supplied on a goroutine of its own, no longer than ctx, so that code that blocks for ever costs nothing else.
+// After a success that comes too late it runs drop, if any. After an error f may still be running: what it sets must not be looked at.
 func within(ctx context.Context, f func() error, drop func()) error {
-	over, left := make(chan error), make(chan struct{})
+	over := make(chan error)
 	go func() {
 		err := f()
 		select {
 		case over <- err:
-		case <-left:
-			if err == nil {
+		case <-ctx.Done():
+			if err == nil && drop != nil {
 				drop()
 			}
 		}
@@ -365,12 +352,9 @@ func within(ctx context.Context, f func() error, drop func()) error {
 	case err := <-over:
 		return err
 	case <-ctx.Done():
-		close(left)
 		return ctx.Err()
 	}
 }
-
-func nothingToDrop() {}
 
 // connOwner is what a connection needs of its bridge. All but pushed are called under the bridge's lock.
 type connOwner interface {
@@ -391,32 +375,30 @@ type connOwner interface {
 //	ended     reading has ended too: what was still in flight is cut off
 type conn struct {
 	// Set by the dialler before start, and read-only after it.
-	nc        net.Conn // what is read and written: TLS, or raw itself
-	raw       net.Conn // what is closed: closing TLS may block to say good-bye
-	kernel    bool     // raw is a socket: what fits its buffer is written without blocking
-	addr      string   // as dialled
-	remote    string   // as connected, where it can be told
-	attempt   uint64   // the number that the dial took when it began
-	protocol  int      // 2 or 3
-	named     uint64   // the announcement at whose successor it was dialled; 0: it was not
-	deaf      error    // why the server will announce nothing on it; nil: it will
-	early     []Reply  // pushes that came in the handshake
-	secret    string   // the password, which servers repeat in some errors
-	wrongName bool     // the certificate is valid, but for another name
-	owner     connOwner
-	mu        *sync.Mutex // the bridge's
-	kick      chan struct{}
+	nc       net.Conn // what is read and written: TLS, or raw itself
+	raw      net.Conn // what is closed: closing TLS may block to say good-bye
+	kernel   bool     // raw is a socket: what fits its buffer is written without blocking
+	addr     string   // as dialled
+	remote   string   // as connected, where it can be told
+	attempt  uint64   // the number that the dial took when it began
+	named    uint64   // the announcement at whose successor it was dialled; 0: it was not
+	protocol int      // 2 or 3
+	deaf     error    // why the server will announce nothing on it; nil: it will
+	early    []Reply  // pushes that came in the handshake
+	owner    connOwner
+	mu       *sync.Mutex // the bridge's
+	kick     chan struct{}
 
 	// Guarded by mu.
 	inFlight        queue
 	out             outBuffer
 	spare           []byte // memory for the next out-buffer
-	given, taken    int64  // bytes: put into out since the beginning, and taken out to be written
+	given, taken    int64  // bytes: put into out since the beginning, and taken out to be written; the difference is in out
 	writing         bool   // somebody writes what was taken
 	awake           bool   // the flusher was kicked and has not gone back to sleep
 	busy            int    // a decayed peak of the commands in flight; tells a loaded connection from a quiet one
-	retired         bool
 	broken          error
+	retired         bool
 	readDone, ended bool
 	quietFrom       tick  // silence counts from here: a first command went out, or a long write got on
 	swept, sweptTo  int64 // taken and wrote at the last sweep
@@ -430,45 +412,18 @@ type conn struct {
 	deliveries []delivery
 }
 
-// delivery is what one read brought to one message.
+// delivery is what one read brought to one message: its replies from at on.
 type delivery struct {
 	m                 *message
-	first, n, at      int // n frames from first on are its replies from at on
+	replies           []frame
+	at                int
 	final, unattended bool
 }
 
-// outBuffer is what is to be written: copies of small messages, and large ones by reference. What was taken out is the
-// writer's until its write has returned.
+// outBuffer is what is to be written, large messages by reference. Once taken out it is the writer's, until its write has returned.
 type outBuffer struct {
 	sealed [][]byte // what comes before tail
 	tail   []byte   // grows
-	size   int
-}
-
-func (o *outBuffer) append(b []byte) {
-	o.size += len(b)
-	if len(b) <= maxCopy {
-		o.tail = append(o.tail, b...)
-		return
-	}
-	if len(o.tail) > 0 {
-		o.sealed = append(o.sealed, o.tail)
-	}
-	o.sealed, o.tail = append(o.sealed, b), nil
-}
-
-// writeOut gives p to the socket, in pieces of at most 256 KiB, so that a write that takes long is seen to get on.
-func (c *conn) writeOut(p outBuffer) error {
-	for _, part := range append(p.sealed, p.tail) {
-		for len(part) > 0 {
-			n, err := c.nc.Write(part[:min(len(part), 4*maxCopy)])
-			c.wrote.Add(int64(n))
-			if part = part[n:]; err != nil || n == 0 {
-				return cmp.Or(err, io.ErrShortWrite)
-			}
-		}
-	}
-	return nil
 }
 
 // enqueueLocked puts m in flight and its bytes into the out-buffer.
@@ -479,14 +434,18 @@ func (c *conn) enqueueLocked(m *message) {
 	m.begin = c.given
 	c.given += int64(len(m.buf))
 	m.end = c.given
-	c.out.append(m.buf)
+	if len(m.buf) <= maxCopy {
+		c.out.tail = append(c.out.tail, m.buf...)
+	} else {
+		c.out.sealed, c.out.tail = append(c.out.sealed, c.out.tail, m.buf), nil
+	}
 	c.inFlight.pushLocked(m, inFlight)
 }
 
-// roomLocked says whether m may go out now: within maxInFlight, and not behind more than one write's worth. Beyond that work
-// stands in the backlog, where it is bounded, and can still be given up.
+// roomLocked says whether m may go out now. Otherwise it stands in the backlog, where work is bounded and can still be given up.
 func (c *conn) roomLocked(m *message, maxInFlight int) bool {
-	return (c.inFlight.empty() || c.inFlight.commands+m.want <= maxInFlight) && (c.out.size == 0 || c.out.size+len(m.buf) <= maxCopy)
+	waits := c.given - c.taken
+	return (c.inFlight.empty() || c.inFlight.commands+m.want <= maxInFlight) && (waits == 0 || waits+int64(len(m.buf)) <= maxCopy)
 }
 
 func (c *conn) aliveLocked() bool { return c != nil && c.broken == nil && !c.retired }
@@ -499,24 +458,20 @@ func (c *conn) wakeLocked() {
 	}
 }
 
-// yieldFrom is how many commands in flight make a yield before a write pay: at 8 it costs a tenth, at 16 it gains a fifth, at
-// 512 it triples the throughput.
-const yieldFrom = 12
+const (
+	yieldFrom    = 12      // commands in flight make a yield before a write pay: 8 lose a tenth, 16 gain a fifth, 512 are three times as fast
+	callerWrites = 4 << 10 // the most that a caller writes by itself: it fits any socket's buffer, empty as that is with nothing in flight
+)
 
-// callerWrites is the most that a caller writes by itself: with nothing in flight the socket's buffer is empty, and this fits
-// any. (Only a server that answers without reading could make the caller wait, past its context.)
-const callerWrites = 4 << 10
-
-// departLocked sends out what was just enqueued. It says whether the caller is to do so itself, with write: when
-// nothing else is in flight a goroutine's wake-up would be most of the latency.
+// departLocked sends out what was just enqueued, or says that the caller is to do so, with write: when nothing else is in flight a
+// wake-up would be most of the latency. (Only a server that answers without reading could make it wait, past its context.)
 func (c *conn) departLocked() (outBuffer, bool) {
-	if c.writing || c.awake {
-		return outBuffer{}, false // who is at it will look again
-	}
-	if c.kernel && c.inFlight.head == c.inFlight.tail && c.out.size <= callerWrites {
+	if c.kernel && !c.writing && !c.awake && c.inFlight.head == c.inFlight.tail && c.given-c.taken <= callerWrites {
 		return c.takeLocked(), true
 	}
-	c.wakeLocked()
+	if !c.writing { // who is writing looks again
+		c.wakeLocked()
+	}
 	return outBuffer{}, false
 }
 
@@ -528,10 +483,17 @@ func (c *conn) takeLocked() outBuffer {
 	return p
 }
 
-// write writes what was taken and settles what follows from it. A write is never interrupted by a deadline: a partly written
-// command would leave the stream in pieces.
+// write writes what was taken and settles what follows. No deadline interrupts it: half a command would leave the stream in pieces.
 func (c *conn) write(p outBuffer) {
-	err := c.writeOut(p)
+	var err error
+	for _, part := range append(p.sealed, p.tail) {
+		for n := 0; len(part) > 0 && err == nil; part = part[n:] {
+			n, err = c.nc.Write(part[:min(len(part), 4*maxCopy)]) // a write that takes long is seen to get on
+			if c.wrote.Add(int64(n)); n == 0 {
+				err = cmp.Or(err, io.ErrShortWrite)
+			}
+		}
+	}
 	c.mu.Lock()
 	c.writing = false
 	if cap(p.tail) <= 4*maxCopy {
@@ -539,58 +501,44 @@ func (c *conn) write(p outBuffer) {
 	}
 	if err != nil {
 		c.breakLocked(fmt.Errorf("baton: connection to %s lost: write: %w", c.addr, err))
-	}
-	cut := c.settleLocked()
-	c.owner.topUpLocked(c) // the flusher may have looked in vain meanwhile
-	if c.broken == nil && (c.out.size > 0 || c.retired) {
-		c.wakeLocked()
-	}
-	c.mu.Unlock()
-	if err != nil {
 		// Replies that have arrived can still be read after a reset or a broken pipe. A second is far more than reading what is
 		// there takes, and ends the wait for a peer that is gone.
 		time.AfterFunc(time.Second, func() { c.raw.Close() })
 	}
-	c.failAll(cut)
+	c.owner.topUpLocked(c) // the flusher may have looked in vain meanwhile
+	if c.given > c.taken || c.retired {
+		c.wakeLocked()
+	}
+	c.settleAndUnlock()
 }
 
 // flush is the flusher's goroutine, the only way out beside a lone caller. It ends when the connection is broken.
 func (c *conn) flush() {
-	loaded := false
-	for range c.kick {
-		for c.flushOnce(&loaded) {
+	<-c.kick
+	for loaded := false; ; {
+		if loaded { // at the last write there was enough going on
+			runtime.Gosched() // callers that were just woken add their commands to this write instead of causing the next
 		}
-	}
-}
-
-// flushOnce writes what there is to write, and says whether to look again. loaded is the flusher's own: whether at its last
-// write there was enough going on to be worth waiting for.
-func (c *conn) flushOnce(loaded *bool) bool {
-	if *loaded {
-		runtime.Gosched() // callers that were just woken add their commands to this write instead of causing the next
-	}
-	c.mu.Lock()
-	if c.retired && !c.inFlight.attendedLocked() {
-		c.breakLocked(errRetired)
-	}
-	c.owner.topUpLocked(c)
-	if c.broken != nil || c.writing || c.out.size == 0 { // a caller who is writing looks again
-		cut, over := c.settleLocked(), c.broken
-		if c.awake = over != nil; c.awake { // and stays so: nobody kicks again
-			close(c.kick)
+		c.mu.Lock()
+		if c.retired && !c.inFlight.attendedLocked() {
+			c.breakLocked(errRetired)
+			go c.raw.Close() // so reading ends as well
 		}
-		c.mu.Unlock()
-		c.failAll(cut)
-		if over == errRetired {
-			c.raw.Close()
+		c.owner.topUpLocked(c)
+		if c.broken == nil && !c.writing && c.given > c.taken { // a caller who is writing looks again
+			p := c.takeLocked()
+			loaded = c.busy >= yieldFrom
+			c.mu.Unlock()
+			c.write(p)
+			continue
 		}
-		return false
+		over := c.broken != nil
+		c.awake = over // and stays so: nobody kicks again
+		if c.settleAndUnlock(); over {
+			return
+		}
+		<-c.kick
 	}
-	p := c.takeLocked()
-	*loaded = c.busy >= yieldFrom
-	c.mu.Unlock()
-	c.write(p)
-	return true
 }
 
 // breakLocked ends writing: no further write begins. The first cause stands.
@@ -601,75 +549,59 @@ func (c *conn) breakLocked(cause error) {
 	}
 }
 
-// retireLocked ends new work on a connection that another has taken the place of, and returns what was not yet taken to be
-// written. Its reader goes on until nobody waits any more; then the flusher closes it.
-func (c *conn) retireLocked() (unsent []*message) {
-	unsent = c.inFlight.cutLocked(c.firstFromLocked(c.taken), queued)
-	c.retired, c.given, c.out = true, c.taken, outBuffer{}
+// retireLocked ends new work on a connection whose place another has taken, and returns what was not yet taken to be written.
+func (c *conn) retireLocked() []*message {
+	c.retired = true
 	c.wakeLocked()
-	return unsent
+	return c.unsentFromLocked(c.taken)
 }
 
-// firstFromLocked is the first message in flight that begins at a byte not before from. One that has a reply was received, whatever
-// the socket says: to write it again would shift every reply behind it.
-func (c *conn) firstFromLocked(from int64) *message {
+// unsentFromLocked takes back what is in flight and begins at a byte not before from. What has a reply was received, whatever the
+// socket says: to write it again would shift every reply behind it.
+func (c *conn) unsentFromLocked(from int64) []*message {
 	var first *message
 	for m := c.inFlight.tail; m != nil && m.begin >= from && m.got == 0; m = m.prev {
 		first = m
 	}
-	return first
+	c.out, c.given = outBuffer{}, c.taken
+	return c.inFlight.cutLocked(first, queued)
 }
 
-// settleLocked does what is due of the end of a broken connection; it is called whenever something that the end waits for has
-// happened. When no write is under way any more, what the socket accepted no byte of goes back to the bridge. When reading has
-// ended as well, the rest is cut off: the caller fails it outside the lock.
-func (c *conn) settleLocked() (cut []*message) {
-	if c.broken == nil || c.writing {
-		return nil
+// settleAndUnlock does what is due of the end of a broken connection, whenever something that the end waits for has happened. Once no
+// write is under way, what the socket accepted no byte of goes back to the bridge; once reading has ended too, the rest fails.
+func (c *conn) settleAndUnlock() {
+	var cut []*message
+	if c.broken != nil && !c.writing {
+		c.owner.unsentLocked(c, c.unsentFromLocked(c.wrote.Load()))
+		if c.readDone && !c.ended {
+			c.ended = true
+			cut = c.inFlight.cutLocked(c.inFlight.head, popped)
+			c.owner.endedLocked(c, attended(cut))
+		}
 	}
-	c.owner.unsentLocked(c, c.inFlight.cutLocked(c.firstFromLocked(c.wrote.Load()), queued))
-	c.out = outBuffer{}
-	if !c.readDone || c.ended {
-		return nil
-	}
-	c.ended = true
-	cut = c.inFlight.cutLocked(c.inFlight.head, popped)
-	c.owner.endedLocked(c, attended(cut))
-	return cut
-}
-
-// failAll fails what settleLocked cut off, outside the lock. Whoever has something to fail has seen broken set, for good.
-func (c *conn) failAll(cut []*message) {
-	if len(cut) > 0 {
-		failAll(cut, c.broken, true)
-	}
+	cause := c.broken
+	c.mu.Unlock()
+	failAll(cut, cause, true)
 }
 
 // read is the reader's goroutine.
 func (c *conn) read() {
-	err := c.readAll()
+	var err error
+	for err == nil {
+		n, lost := c.dec.readFrom(c.nc)
+		if n > 0 {
+			c.lastRead.Store(int64(now()))
+			err = c.deliver()
+		}
+		if err == nil && lost != nil {
+			err = fmt.Errorf("baton: connection to %s lost: %w", c.addr, lost)
+		}
+	}
 	c.mu.Lock()
 	c.breakLocked(err)
 	c.readDone = true
-	cut := c.settleLocked()
-	c.mu.Unlock()
-	c.failAll(cut)
+	c.settleAndUnlock()
 	c.raw.Close() // a write under way ends, and settles; user code, so nobody may wait for it
-}
-
-func (c *conn) readAll() error {
-	for {
-		n, err := c.dec.readFrom(c.nc)
-		if n > 0 {
-			c.lastRead.Store(int64(now()))
-			if err := c.deliver(); err != nil {
-				return err
-			}
-		}
-		if err != nil {
-			return fmt.Errorf("baton: connection to %s lost: %w", c.addr, err)
-		}
-	}
 }
 
 // deliver hands out everything that one read brought, replies and pushes in their order. It runs on the reader.
@@ -689,9 +621,8 @@ func (c *conn) deliver() error {
 	}
 }
 
-// answer pops the messages that a run of replies completes, in one critical section, and completes them outside. A reply that
-// belongs to no message, or to one that was not even written, breaks the connection: whatever it is, from here on no reply can
-// be trusted to be its caller's.
+// answer pops the messages that a run of replies completes, in one critical section, and completes them outside. A reply that belongs
+// to no message, or to one that was not even written, breaks the connection: no further one could be trusted to be its caller's.
 func (c *conn) answer(run []frame) (err error) {
 	if len(run) == 0 {
 		return nil
@@ -705,8 +636,8 @@ func (c *conn) answer(run []frame) (err error) {
 			break
 		}
 		n := min(len(run)-i, m.want-m.got)
-		d := delivery{m: m, first: i, n: n, at: m.got, final: m.got+n == m.want, unattended: m.abandoned}
-		m.got += n
+		d := delivery{m: m, replies: run[i : i+n], at: m.got, final: m.got+n == m.want, unattended: m.abandoned}
+		i, m.got = i+n, m.got+n
 		if d.final {
 			c.inFlight.removeLocked(m, popped)
 			if len(m.buf) > maxCopy && m.end > c.wrote.Load() {
@@ -714,7 +645,6 @@ func (c *conn) answer(run []frame) (err error) {
 			}
 		}
 		c.deliveries = append(c.deliveries, d)
-		i += n
 	}
 	c.owner.answeredLocked(c, i)
 	for _, f := range run[:i] {
@@ -724,7 +654,7 @@ func (c *conn) answer(run []frame) (err error) {
 	}
 	c.mu.Unlock()
 	for _, d := range c.deliveries {
-		c.complete(d, run[d.first:d.first+d.n])
+		c.complete(d)
 	}
 	clear(c.deliveries)
 	c.deliveries = c.deliveries[:0]
@@ -733,20 +663,20 @@ func (c *conn) answer(run []frame) (err error) {
 
 // complete stores replies in their message, which the reader owns or, where more replies are to come, alone may write; with the
 // last one it hands the message to its caller.
-func (c *conn) complete(d delivery, replies []frame) {
+func (c *conn) complete(d delivery) {
 	m := d.m
 	switch {
+	case d.unattended && d.final:
+		m.recycle()
+		return
 	case d.unattended:
-		if d.final {
-			m.recycle()
-		}
 		return
 	case m.replies != nil:
-		c.dec.replies(replies, m.replies[d.at:d.at+d.n])
+		c.dec.replies(d.replies, m.replies[d.at:])
 	case m.appending:
-		m.dst, m.err = c.dec.appendText(m.dst, replies[0])
+		m.dst, m.err = c.dec.appendText(m.dst, d.replies[0])
 	default:
-		m.reply = c.dec.reply(replies[0])
+		m.reply = c.dec.reply(d.replies[0])
 	}
 	if d.final {
 		m.finish()
@@ -759,15 +689,12 @@ func (o *Options) connect(ctx context.Context, network, addr string) (net.Conn, 
 	if o.Proxy == "" || network != "tcp" {
 		return direct.DialContext(ctx, network, addr)
 	}
-	u, err := url.Parse(o.Proxy)
-	if err != nil || u.Scheme != "socks5" {
-		return nil, errors.New("proxy: want socks5://[user:pass@]host:port")
+	if u, err := url.Parse(o.Proxy); err == nil && u.Scheme == "socks5" {
+		if d, err := proxy.FromURL(u, direct); err == nil {
+			return d.(proxy.ContextDialer).DialContext(ctx, network, addr)
+		}
 	}
-	d, err := proxy.FromURL(u, direct)
-	if err != nil {
-		return nil, fmt.Errorf("proxy: %w", err)
-	}
-	return d.(proxy.ContextDialer).DialContext(ctx, network, addr)
+	return nil, errors.New("proxy: want socks5://[user:pass@]host:port")
 }
 
 // userDial has the user's Dialer connect; if there is a Resolver, to one address of the host after the other.
@@ -803,97 +730,86 @@ func (o *Options) userDial(ctx context.Context, network, addr string) (nc net.Co
 	return nil, "", err
 }
 
-// dial makes a connection that is ready: its last handshake command, a PING, was answered. The whole of it must be done when ctx
-// ends. The error says which step failed, and wraps the cause. successor says that addr was announced: then a certificate is good for
-// the announced name, too. That name is not verified here but by a second attempt in which it is the only one, so that what verifies is
-// always the TLS package itself, with all that the user's config asks of it.
+// dial makes a connection that is ready: its last handshake command, a PING, was answered. All of it must be done when ctx ends. The
+// error says which step failed, and wraps the cause. The certificate of a successor is good for the announced name, too: a second
+// attempt has that as its only name, so that what verifies is always the TLS package itself, with all that the user's config asks of it.
 func (o Options) dial(ctx context.Context, network, addr string, successor bool) (*conn, error) {
 	c, err := o.dialOnce(ctx, network, addr)
-	if host, _ := splitEndpoint(addr); successor && c != nil && c.wrongName && net.ParseIP(host) == nil {
+	wrongName := o.TLS != nil && c != nil && errors.As(err, new(x509.HostnameError))
+	if host, _ := splitEndpoint(addr); successor && wrongName && net.ParseIP(host) == nil {
 		o.TLS = o.TLS.Clone()
 		o.TLS.ServerName = host
 		c, err = o.dialOnce(ctx, network, addr)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("baton: dial %s: %w", addr, err)
+	if err == nil {
+		return c, nil
 	}
-	return c, nil
+	if ctx.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded) { // a socket's deadline can come just before ctx's
+		err = fmt.Errorf("%w: %w", cmp.Or(ctx.Err(), context.DeadlineExceeded), err)
+	}
+	return nil, fmt.Errorf("baton: dial %s: %w", addr, err)
 }
 
-// dialOnce may return a connection also with an error, for what became known of it.
-func (o *Options) dialOnce(ctx context.Context, network, addr string) (c *conn, err error) {
-	username, password := o.Username, o.Password
+// dialOnce returns a connection also with an error, if it is the handshake that failed.
+func (o Options) dialOnce(ctx context.Context, network, addr string) (c *conn, err error) {
 	if o.Credentials != nil {
-		err = within(ctx, func() (err error) { username, password, err = o.Credentials(ctx); return err }, nothingToDrop)
+		ask := func() (err error) { o.Username, o.Password, err = o.Credentials(ctx); return err }
+		if err = within(ctx, ask, nil); err != nil {
+			return nil, fmt.Errorf("credentials: %w", err)
+		}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("credentials: %w", err)
-	}
-	var raw net.Conn
-	var remote string
+	c = &conn{addr: addr, kick: make(chan struct{}, 1), dec: newDecoder(limits{o.MaxReply, o.MaxDepth, o.MaxElements})}
 	if o.Dialer != nil {
-		raw, remote, err = o.userDial(ctx, network, addr)
-	} else {
-		raw, err = o.connect(ctx, network, addr)
-	}
-	if err != nil && (ctx.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded)) { // a socket's deadline can come just before ctx's
-		err = fmt.Errorf("%w: %w", cmp.Or(ctx.Err(), context.DeadlineExceeded), err)
+		c.raw, c.remote, err = o.userDial(ctx, network, addr)
+	} else if c.raw, err = o.connect(ctx, network, addr); err == nil {
+		c.remote = c.raw.RemoteAddr().String()
 	}
 	if err != nil {
 		return nil, err
 	}
-	_, kernel := raw.(syscall.Conn)
-	c = &conn{nc: raw, raw: raw, kernel: kernel, addr: addr, secret: password, kick: make(chan struct{}, 1), dec: newDecoder(limits{o.MaxReply, o.MaxDepth, o.MaxElements})}
-	if c.remote = remote; remote == "" && raw.RemoteAddr() != nil {
-		c.remote = raw.RemoteAddr().String()
-	}
+	c.nc = c.raw
+	_, c.kernel = c.raw.(syscall.Conn)
 	// Every read and write of the handshake ends when ctx does. No deadline does it: not every user's connection has them.
-	stop := context.AfterFunc(ctx, func() { raw.Close() })
-	err = o.handshake(ctx, c, username, password)
-	if !stop() {
-		err = fmt.Errorf("%w: %w", ctx.Err(), cmp.Or(err, net.ErrClosed))
+	stop := context.AfterFunc(ctx, func() { c.raw.Close() })
+	if err = o.handshake(ctx, c); !stop() {
+		err = cmp.Or(err, net.ErrClosed)
 	}
 	if err != nil {
-		raw.Close()
+		c.raw.Close()
 	}
-	c.secret = ""
 	c.lastRead.Store(int64(now()))
 	return c, err
 }
 
 // handshake makes c ready. Nothing unanswered stands before the opt-in, which some proxies answer ahead of replies that are
 // under way. The PING is behind it because it is what a server that is still loading refuses: ready means PONG.
-func (o *Options) handshake(ctx context.Context, c *conn, username, password string) error {
+func (o *Options) handshake(ctx context.Context, c *conn) error {
 	if o.TLS != nil {
 		t := tls.Client(c.raw, o.TLS)
 		c.nc = t
 		// The config's callbacks are a user's, too.
-		if err := within(ctx, func() error { return t.HandshakeContext(ctx) }, nothingToDrop); err != nil {
-			c.wrongName = errors.As(err, new(x509.HostnameError))
+		if err := within(ctx, func() error { return t.HandshakeContext(ctx) }, nil); err != nil {
 			return fmt.Errorf("TLS handshake: %w", err)
 		}
 	}
-	if err := o.hello(c, username, password); err != nil {
+	if err := o.hello(c); err != nil {
 		return err
 	}
-	setup := []step{{args: []any{"CLIENT", "SETINFO", "LIB-NAME", "baton"}}, {args: []any{"CLIENT", "SETINFO", "LIB-VER", libVersion}}}
+	setup := []step{{command: "CLIENT SETINFO LIB-NAME baton"}, {command: "CLIENT SETINFO LIB-VER " + libVersion}}
 	if o.DB != 0 {
-		setup = append(setup, step{true, []any{"SELECT", o.DB}})
+		setup = append(setup, step{command: "SELECT " + strconv.Itoa(o.DB), must: true})
 	}
-	if _, err := c.exchange(setup...); err != nil {
+	if _, err := o.exchange(c, setup...); err != nil {
 		return err
 	}
-	ready := []step{{true, []any{"PING"}}}
-	switch {
-	case o.Maintenance.Mode == Disabled:
-		c.deaf = errors.New("disabled")
-	case c.protocol == 2:
-		c.deaf = errors.New("the server speaks protocol 2 only")
-	default:
-		optIn := []any{"CLIENT", "MAINT_NOTIFICATIONS", "ON", "moving-endpoint-type", o.endpointType(c)}
-		ready = []step{{o.Maintenance.Mode == Enabled, optIn}, ready[0]}
+	var optIn []step
+	if c.protocol == 3 && o.Maintenance.Mode != Disabled {
+		command := "CLIENT MAINT_NOTIFICATIONS ON moving-endpoint-type " + o.endpointType(c)
+		optIn = []step{{command: command, must: o.Maintenance.Mode == Enabled}}
+	} else {
+		c.deaf = errors.New("the server speaks protocol 2 only") // or nobody asked it
 	}
-	replies, err := c.exchange(ready...)
+	replies, err := o.exchange(c, append(optIn, step{command: "PING", must: true})...)
 	if err != nil {
 		return err
 	}
@@ -907,60 +823,48 @@ func (o *Options) handshake(ctx context.Context, c *conn, username, password str
 
 // hello authenticates and chooses the protocol. A server or proxy that has no HELLO, or does not let this user say it, is
 // spoken to in protocol 2; wrong or missing credentials never fall back, which would hide them.
-func (o *Options) hello(c *conn, username, password string) error {
-	hello := []any{"HELLO", "3"}
+func (o *Options) hello(c *conn) error {
+	hello := step{command: "HELLO 3", must: o.Maintenance.Mode == Enabled}
 	var two []step // what does the same in protocol 2
 	switch {
-	case username != "":
-		hello = append(hello, "AUTH", username, password)
-		two = append(two, step{true, []any{"AUTH", username, password}})
-	case password != "":
-		hello = append(hello, "AUTH", "default", password)
-		two = append(two, step{true, []any{"AUTH", password}}) // servers before ACLs take no name
+	case o.Username != "":
+		hello.args = []any{"AUTH", o.Username, o.Password}
+		two = []step{{"AUTH", hello.args[1:], true}}
+	case o.Password != "":
+		hello.args = []any{"AUTH", "default", o.Password}
+		two = []step{{"AUTH", hello.args[2:], true}} // servers before ACLs take no name
 	}
 	if o.ClientName != "" {
-		hello = append(hello, "SETNAME", o.ClientName)
-		two = append(two, step{true, []any{"CLIENT", "SETNAME", o.ClientName}})
+		hello.args = append(hello.args, "SETNAME", o.ClientName)
+		two = append(two, step{"CLIENT SETNAME", []any{o.ClientName}, true})
 	}
-	replies, err := c.exchange(step{args: hello})
+	replies, err := o.exchange(c, hello)
 	if err != nil {
 		return err
 	}
-	var refusal *ServerError
-	if errors.As(replies[0].Err(), &refusal) {
-		unknown := refusal.Code == "NOPERM" || refusal.Code == "NOPROTO" || strings.Contains(refusal.Message, "unknown command")
-		if c.protocol = 2; !unknown || o.Maintenance.Mode == Enabled {
+	if refusal, ok := replies[0].Err().(*ServerError); ok {
+		if refusal.Code != "NOPERM" && refusal.Code != "NOPROTO" && !strings.Contains(refusal.Message, "unknown command") {
 			return fmt.Errorf("HELLO: %w", refusal)
 		}
+		c.protocol = 2
 		for i := 0; i < len(two) && err == nil; i++ {
-			_, err = c.exchange(two[i])
+			_, err = o.exchange(c, two[i])
 		}
 		return err
 	}
 	answer, err := replies[0].Map()
 	proto, bad := answer["proto"].Int64()
-	switch {
-	case err != nil || bad != nil || proto != 2 && proto != 3:
-		return fmt.Errorf("HELLO: the answer names no protocol: %w", cmp.Or(err, bad, ErrNull))
-	case proto == 2 && o.Maintenance.Mode == Enabled:
-		return errors.New("HELLO: the server speaks protocol 2 only, in which there are no notifications")
+	if c.protocol = int(proto); proto != 3 && (proto != 2 || o.Maintenance.Mode == Enabled) {
+		return fmt.Errorf("HELLO: protocol %d in place of 3: %w", proto, cmp.Or(err, bad, errors.ErrUnsupported))
 	}
-	c.protocol = int(proto)
 	return nil
 }
 
 // step is one command of a handshake.
 type step struct {
-	must bool // a refusal fails the handshake
-	args []any
-}
-
-// name is the command, and of CLIENT the subcommand.
-func (s step) name() string {
-	if s.args[0] == "CLIENT" {
-		return "CLIENT " + s.args[1].(string)
-	}
-	return s.args[0].(string)
+	command string // its words, as errors name it
+	args    []any  // strings that follow, which may be secret
+	must    bool   // a refusal fails the handshake
 }
 
 // notReady says of an error in a handshake that the server will be ready later.
@@ -971,27 +875,33 @@ func notReady(err error) bool {
 
 // exchange makes steps of the handshake: it sends their commands in one write and reads their replies. Pushes in between are kept
 // for the bridge: one can come in the segment of the opt-in's +OK. Nothing of what was read is left for the reader.
-func (c *conn) exchange(steps ...step) (replies []Reply, err error) {
+func (o *Options) exchange(c *conn, steps ...step) (replies []Reply, err error) {
 	var out []byte
 	for _, s := range steps {
-		if out, err = appendCommand(out, s.args); err != nil {
-			return nil, err
+		var args []any
+		for word := range strings.FieldsSeq(s.command) {
+			args = append(args, word)
 		}
+		out, _ = appendCommand(out, append(args, s.args...)) // strings can be sent
 	}
 	_, err = c.nc.Write(out)
 	for err == nil {
 		f, ok, bad := c.dec.next()
 		switch {
+		case ok && f.kind == KindPush && (len(c.early) == 256 || f.end-f.start > 4<<10): // no server has so much to say
 		case ok && f.kind == KindPush:
-			if len(c.early) < 256 && f.end-f.start < 4<<10 { // more than any server has to say; one that says more is not believed
-				c.early = append(c.early, c.dec.reply(f))
-			}
+			c.early = append(c.early, c.dec.reply(f))
 		case ok && len(replies) < len(steps):
-			r := c.dec.reply(f)
+			s, r := steps[len(replies)], c.dec.reply(f)
 			replies = append(replies, r)
-			if s := steps[len(replies)-1]; c.scrub(r) != nil && s.must {
-				return nil, fmt.Errorf("%s: %w", s.name(), r.err)
+			if refusal, ok := r.Err().(*ServerError); ok && o.Password != "" { // which some servers repeat
+				refusal.Message = strings.ReplaceAll(refusal.Message, o.Password, "***")
 			}
+			if s.must && r.Err() != nil {
+				return nil, fmt.Errorf("%s: %w", s.command, r.Err())
+			}
+		case (ok || bad != nil) && o.Password != "" && bytes.Contains(c.dec.buf, []byte(o.Password)):
+			err = errors.New("protocol error, in which the password is repeated")
 		case ok:
 			err = fmt.Errorf("a reply that no command asked for: %.60q", c.dec.buf[f.start:f.end])
 		case bad != nil:
@@ -999,47 +909,28 @@ func (c *conn) exchange(steps ...step) (replies []Reply, err error) {
 		case len(replies) == len(steps):
 			return replies, nil
 		default:
-			n := 0
-			if n, err = c.dec.readFrom(c.nc); n > 0 {
-				err = nil // it comes again
+			if n, lost := c.dec.readFrom(c.nc); n == 0 { // otherwise it comes again
+				err = lost
 			}
 		}
 	}
-	return nil, fmt.Errorf("%s: %w", steps[len(steps)-1].name(), err)
+	return nil, fmt.Errorf("%s: %w", steps[len(steps)-1].command, err)
 }
 
-// scrub is the error that a reply is, without the password: some servers repeat a command that they refuse.
-func (c *conn) scrub(r Reply) error {
-	var s *ServerError
-	if errors.As(r.err, &s) && c.secret != "" {
-		s.Message = strings.ReplaceAll(s.Message, c.secret, "***")
-	}
-	return r.err
-}
-
-// endpointType is how c's server shall name a successor. Auto looks at the address of the live socket, where there is one of the
-// server itself; no name is looked up for it.
+// endpointType is how c's server shall name a successor. Auto judges by the address of the live socket, if it is the server's own, and
+// looks up no name for it.
 func (o *Options) endpointType(c *conn) string {
-	var peer netip.AddrPort
-	if a := c.raw.RemoteAddr(); a != nil && o.Proxy == "" {
-		peer, _ = netip.ParseAddrPort(a.String())
-	}
-	t := o.Maintenance.EndpointType
-	switch {
-	case t != EndpointAuto:
-		return endpointNames[t]
-	case !peer.IsValid():
-		return endpointNames[EndpointNone]
-	}
-	t = EndpointExternalIP
-	if ip := peer.Addr().Unmap(); ip.IsPrivate() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || sharedSpace.Contains(ip) {
-		t = EndpointInternalIP
+	peer, _ := netip.ParseAddrPort(fmt.Sprint(c.raw.RemoteAddr())) // which may be nil, or of any other kind
+	ip, auto := peer.Addr().Unmap(), EndpointExternalIP
+	shared := netip.MustParsePrefix("100.64.0.0/10") // between a provider and its customers (RFC 6598)
+	if ip.IsPrivate() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || shared.Contains(ip) {
+		auto = EndpointInternalIP
 	}
 	if o.TLS != nil {
-		t++ // the name in place of the address, for the certificate's sake
+		auto++ // the name in place of the address, for the certificate's sake
 	}
-	return endpointNames[t]
+	if !ip.IsValid() || o.Proxy != "" {
+		auto = EndpointNone
+	}
+	return endpointNames[cmp.Or(o.Maintenance.EndpointType, auto)]
 }
-
-// sharedSpace is the address space between a provider and its customers (RFC 6598): not public either.
-var sharedSpace = netip.MustParsePrefix("100.64.0.0/10")

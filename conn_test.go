@@ -1198,7 +1198,6 @@ func TestDoAppend(t *testing.T) {
 		{"+OK\r\n", "OK", false},
 		{"=9\r\ntxt:hello\r\n", "hello", false},
 		{"(12345678901234567890123\r\n", "12345678901234567890123", false},
-		{"$?\r\n;3\r\nhel\r\n;2\r\nlo\r\n;0\r\n", "hello", false},
 		{"|1\r\n+ttl\r\n:3\r\n$5\r\nhello\r\n", "hello", false},
 		{"$204800\r\n" + big + "\r\n", big, false},
 		{"_\r\n", "", true},
@@ -1684,7 +1683,6 @@ func TestCaseB3B5B22PushesAreNeverTakenForReplies(t *testing.T) {
 		"empty":              ">0\r\n+one\r\n>0\r\n",
 		"of numbers":         ">2\r\n:1\r\n:2\r\n+one\r\n",
 		"with an attribute":  "|1\r\n+a\r\n:1\r\n>1\r\n+foo\r\n+one\r\n",
-		"streamed":           ">?\r\n+foo\r\n+bar\r\n.\r\n+one\r\n",
 		"a malformed MOVING": ">2\r\n$6\r\nMOVING\r\n*0\r\n>1\r\n+MOVING\r\n>4\r\n+MOVING\r\n_\r\n_\r\n*1\r\n_\r\n+one\r\n",
 		"a MOVED in time":    orphan + "-MOVED 1 ?:6379\r\n",
 	} {

@@ -11,7 +11,6 @@ import (
 	"io"
 	"math"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 	"unsafe"
@@ -37,8 +36,7 @@ const (
 	KindPush
 )
 
-const typeBytes = "_$+:,#(=*%~->" + "!" /* KindError, too */ + "|;." /* no values */
-
+const typeBytes = "_$+:,#(=*%~->" + "!" /* KindError, too */ + "|" /* an attribute */
 var kindNames = strings.Fields("null string status integer float boolean big-integer verbatim array map set error push")
 
 func (k Kind) String() string { return kindNames[k] }
@@ -84,15 +82,15 @@ func (r Reply) IsNull() bool { return r.kind == KindNull }
 
 // accessed is what an accessor returns: v if it fits, else why not.
 func accessed[T any](r *Reply, v T, fits bool, want string) (none T, err error) {
-	switch err = r.err; {
+	switch {
 	case fits:
 		return v, nil
 	case r.kind == KindNull:
-		err = ErrNull
-	case r.kind != KindError:
-		err = &TypeError{Want: want, Got: r.kind}
+		return none, ErrNull
+	case r.kind == KindError:
+		return none, r.err
 	}
-	return none, err
+	return none, &TypeError{Want: want, Got: r.kind}
 }
 
 // Text returns a string, a status, a verbatim string without its "txt:", or the digits of a big integer.
@@ -147,17 +145,15 @@ func (r Reply) Map() (map[string]Reply, error) {
 }
 
 // Texts returns the elements, each read by Text. The first that is null, an error or no text is the error, with its index.
-func (r Reply) Texts() (texts []string, err error) {
-	if _, err = r.Elems(); err != nil {
-		return nil, err
-	}
-	texts = make([]string, len(r.elems))
-	for i := range r.elems {
-		if texts[i], err = r.elems[i].Text(); err != nil {
+func (r Reply) Texts() ([]string, error) {
+	elems, err := r.Elems()
+	texts := make([]string, len(elems))
+	for i := range elems {
+		if texts[i], err = elems[i].Text(); err != nil {
 			return nil, fmt.Errorf("baton: element %d: %w", i, err)
 		}
 	}
-	return texts, nil
+	return texts, err
 }
 
 // pushName is the first element of a push frame, lower-cased, or "".
@@ -217,16 +213,10 @@ type limits struct{ reply, depth, elements int }
 const (
 	idleBuffer = 16 << 10 // the read buffer of a connection that does little
 	busyBuffer = 64 << 10 // its size once a read has filled it; larger reads save no system calls worth having
-	keepReads  = 16       // a larger buffer is given back after so many reads in a row that busyBuffer was enough for,
-	keepBuffer = 1 << 20  // one larger than this after the first
-	keepTokens = 4 << 10  // and so are more tokens than this
-	minRead    = 512      // reading into less room would take needlessly many calls
+	keepReads  = 16       // larger ones, of tokens too, are given back after so many reads in a row that busyBuffer was enough for
 	readAhead  = 1 << 20  // memory taken on the word of a header, before the bytes are there
-	takeOver   = 32 << 10 // a text from this size on is left where it is rather than copied
+	takeOver   = 32 << 10 // a reply that is one string of this size or more leaves it where it is rather than copying it
 )
-
-// protocolError says that the server broke the protocol: where its next reply begins is unknown.
-type protocolError struct{ error }
 
 // token is what the scanner found out about a value, for the builder.
 type token struct {
@@ -244,81 +234,72 @@ type frame struct {
 	inPlace    bool    // the text stays where it is, and the buffer becomes its Reply's
 }
 
-// level is what the scanner is inside of: an aggregate, an attribute with the value it belongs to, a streamed string ('$').
+// level is an aggregate or an attribute that pos is inside of.
 type level struct {
 	tag   byte
-	left  int64 // values to come; if it is streamed, -1 less those that have come: never 0
+	left  int64 // values to come
 	token int   // its own, counted from first
 }
 
-// decoder makes replies of bytes, in two passes. The scanner (next) validates everything and finds the end of a top-level
-// value, keeping its place between reads: what is before pos is not looked at again. The builder (replies) works on frames
-// that are complete and correct: it cannot fail, and knows how much memory it needs.
+// decoder makes replies of bytes, in two passes. The scanner (next) validates everything and finds the end of a top-level value; it
+// keeps its place between reads. The builder (replies) gets what is complete and correct: it cannot fail, and knows its need of memory.
 type decoder struct {
-	limits   limits
-	err      error   // a *protocolError; nothing is decoded after it
-	buf      []byte  // what was read; the next read goes between its length and its capacity
-	base     int64   // offset of buf[0] in the connection's bytes
-	given    bool    // buf has become the memory of a reply: no read may write to it
-	filled   bool    // the last read took all the room there was: probably more is waiting
-	quiet    int     // reads in a row that busyBuffer was enough for
-	begin    int     // where the value being scanned begins
-	pos      int     // where its scanning goes on
-	searched int     // the line at pos does not end before here
-	want     int     // bytes from begin on that the string at pos needs; 0 is unknown
-	stack    []level // what pos is inside of, innermost last; the first stands for nothing
-	tokens   []token // of the frames since the last read,
-	first    int     // and from here on of the value being scanned
-	text     int     // as in frame, so far
+	limits      limits
+	err         error   // of the protocol: where the next reply begins is unknown, so nothing is decoded after it
+	buf         []byte  // what was read; the next read goes between its length and its capacity
+	base        int64   // offset of buf[0] in the connection's bytes
+	given       bool    // buf has become the memory of a reply: no read may write to it
+	quiet       int     // reads in a row that busyBuffer was enough for, and as much for tokens
+	begin, pos  int     // where the value being scanned begins, and where its scanning goes on
+	searched    int     // the line at pos does not end before here
+	want        int     // bytes from begin on that the string at pos needs; 0 is unknown
+	stack       []level // innermost last
+	tokens      []token // of the frames since the last read, and of the value being scanned
+	first, text int     // of the latter: where its tokens begin; as in frame, so far
 }
 
-func newDecoder(l limits) *decoder { return &decoder{limits: l, stack: make([]level, 1)} }
+func newDecoder(l limits) *decoder { return &decoder{limits: l, buf: make([]byte, 0, idleBuffer)} }
 
-// buffered is the number of bytes that were read and are in no frame yet.
-func (d *decoder) buffered() int { return len(d.buf) - d.begin }
-
-// readFrom reads once and returns what Read returned. Frames found before are invalid from now on, since it first drops what is
-// consumed. What is left moves once for each value, and again only when the buffer doubles or reaches the size that the value
-// needs: the work is linear in the bytes, however they arrive.
+// readFrom reads once and returns what Read returned. Frames found before are invalid from now on: it first drops what is consumed.
+// What is left moves once for each value, and again only into twice the room or all that it needs, so the work stays linear.
 func (d *decoder) readFrom(r io.Reader) (int, error) {
-	rest, size := d.buffered(), max(cap(d.buf), idleBuffer)
-	if d.quiet++; max(rest, d.want) > busyBuffer {
+	rest, size := len(d.buf)-d.begin, cap(d.buf)
+	if d.quiet++; max(rest, d.want, len(d.tokens)*int(unsafe.Sizeof(token{}))) >= busyBuffer {
 		d.quiet = 0
 	}
-	if d.tokens = slices.Delete(d.tokens, 0, d.first); d.quiet >= keepReads && len(d.tokens) == 0 && cap(d.tokens) > keepTokens {
-		d.tokens = nil
-	}
-	if d.given || size > busyBuffer && d.quiet >= keepReads || size > busyBuffer+keepBuffer && d.quiet > 0 {
+	d.tokens = d.tokens[:copy(d.tokens, d.tokens[d.first:])]
+	switch {
+	case d.quiet == keepReads:
+		size, d.tokens = idleBuffer, append([]token(nil), d.tokens...)
+	case d.given:
 		size = idleBuffer
-	} else if d.filled {
+	case len(d.buf) == size: // probably more is waiting
 		size = max(size, busyBuffer)
 	}
 	if d.want <= rest+max(rest, readAhead) {
 		size = max(size, d.want)
 	}
-	for (d.want <= rest || d.want > size) && size-rest < minRead {
+	for size <= rest {
 		size *= 2
 	}
 	if d.given || size != cap(d.buf) {
 		d.buf, d.given = append(make([]byte, 0, size), d.buf[d.begin:]...), false
-	} else if d.begin > 0 {
+	} else {
 		d.buf = d.buf[:copy(d.buf, d.buf[d.begin:])]
 	}
 	d.base += int64(d.begin)
 	d.pos, d.searched, d.begin, d.first = d.pos-d.begin, d.searched-d.begin, 0, 0
-	n, err := r.Read(d.buf[len(d.buf):cap(d.buf)])
-	d.buf = d.buf[:len(d.buf)+n]
-	d.filled = len(d.buf) == cap(d.buf) && d.want == 0
+	n, err := r.Read(d.buf[rest:cap(d.buf)])
+	d.buf = d.buf[:rest+n]
 	return n, err
 }
 
-// next finds the next complete frame. False: it needs more bytes. An error is a *protocolError, and final.
+// next finds the next complete frame. False: it needs more bytes. An error is final: the server broke the protocol.
 func (d *decoder) next() (frame, bool, error) {
 	for d.want = 0; d.err == nil && d.pos < len(d.buf) && d.scan(); {
-		if len(d.stack) == 1 {
+		if len(d.stack) == 0 && d.first < len(d.tokens) { // an attribute leaves no token
 			f := frame{kind: d.tokens[d.first].kind, start: d.begin, end: d.pos, tokens: d.tokens[d.first:], text: d.text}
-			// That pays for one long string, or so much text that the buffer is not kept, unless it would hold on to much more.
-			f.inPlace = f.text >= takeOver && f.text >= cap(d.buf)/4 && (len(f.tokens) == 1 || f.text >= keepBuffer)
+			f.inPlace = len(f.tokens) == 1 && f.text >= max(takeOver, cap(d.buf)/4) // worth a new buffer, and holds on to little more
 			d.begin, d.first, d.text = d.pos, len(d.tokens), 0
 			return f, true, nil
 		}
@@ -327,27 +308,24 @@ func (d *decoder) next() (frame, bool, error) {
 }
 
 func (d *decoder) fail(what string) bool {
-	seen, _, _ := strings.Cut(string(d.buf[d.pos:min(d.pos+40, len(d.buf))]), "\n")
-	d.err = &protocolError{fmt.Errorf("baton: protocol error at byte %d: %s: %q", d.base+int64(d.pos), what, seen)}
+	seen, _, _ := bytes.Cut(d.buf[d.pos:min(d.pos+40, len(d.buf))], []byte("\n"))
+	d.err = fmt.Errorf("baton: protocol error at byte %d: %s: %q", d.base+int64(d.pos), what, seen)
 	return false
 }
 
 // scan takes one header, with the string behind it if it has one. False: not all of it is there, or it is a violation.
 func (d *decoder) scan() bool {
-	tag, top := d.buf[d.pos], d.stack[len(d.stack)-1]
+	tag := d.buf[d.pos]
 	kind := strings.IndexByte(typeBytes, tag)
-	from := max(d.pos+1, d.searched)
-	length := bytes.IndexByte(d.buf[from:], '\n') + 1
-	next := from + length
+	length := bytes.IndexByte(d.buf[d.searched:], '\n') + 1
+	next := d.searched + length
 	if length == 0 {
 		next, d.searched = len(d.buf), len(d.buf)
 	}
 	switch {
 	case kind < 0:
 		return d.fail("unknown type") // if it speaks something else, its first byte will tell
-	case (top.tag == '$') != (tag == ';'), tag == '.' && (top.left >= 0 || top.tag == '%' && top.left%2 == 0):
-		return d.fail("a stream, its parts and its end do not fit together")
-	case tag == '>' && slices.ContainsFunc(d.stack[1:], func(l level) bool { return l.tag != '|' || l.left != 1 }):
+	case tag == '>' && len(d.stack) > 0:
 		// Servers have put one into an array: whether as an element cannot be known, and a wrong guess shifts replies.
 		return d.fail("push inside another value")
 	case next-d.begin > d.limits.reply:
@@ -361,14 +339,12 @@ func (d *decoder) scan() bool {
 	t := token{kind: Kind(kind), at: d.pos + 1 - d.begin}
 	ok, err := true, error(nil)
 	switch tag {
-	case '$', '=', '!', ';', '*', '%', '~', '>', '|':
-		return d.scanSized(t, tag, line, next)
 	case '+', '-':
 		t.n, ok = int64(len(line)), bytes.IndexByte(line, '\r') < 0
 		d.text += len(line)
 	case '(':
 		sign := bytes.TrimRight(line, "0123456789")
-		t.n, ok = int64(len(line)), len(sign) < len(line) && slices.Contains([]string{"", "-", "+"}, string(sign))
+		t.n, ok = int64(len(line)), len(sign) < min(2, len(line)) && strings.Contains("+-", string(sign))
 		d.text += len(line)
 	case ':':
 		t.n, err = strconv.ParseInt(string(line), 10, 64)
@@ -377,104 +353,77 @@ func (d *decoder) scan() bool {
 		t.n, err = int64(math.Float64bits(f)), malformed
 	case '#':
 		t.n, ok = int64(strings.Index("ft", string(line))), string(line) == "t" || string(line) == "f"
-	case '_', '.':
+	case '_':
 		ok = len(line) == 0
+	default:
+		return d.scanSized(t, tag, line, next)
 	}
 	if !ok || err != nil {
 		return d.fail("malformed value")
 	}
-	if tag == '.' {
-		d.tokens[d.first+top.token].n = -1 - top.left
-		d.stack = d.stack[:len(d.stack)-1]
-	} else {
-		d.tokens = append(d.tokens, t)
-	}
-	return d.ended(next)
+	return d.add(t, next)
 }
 
-// scanSized takes what begins with a length: '?' if it is streamed, -1 for protocol 2's nulls.
+// scanSized takes what begins with a length. The protocol has a form without one, "?", that no server sends: it is refused.
 func (d *decoder) scanSized(t token, tag byte, line []byte, next int) bool {
 	ok := 0 < len(line) && len(line) < 19 // never more: the header of a string is read again whenever bytes arrive
-	for i := 0; ok && i < len(line); i++ {
-		t.n, ok = 10*t.n+int64(line[i]-'0'), '0' <= line[i] && line[i] <= '9'
+	for _, c := range line {
+		t.n, ok = 10*t.n+int64(c-'0'), ok && '0' <= c && c <= '9'
 	}
-	left := t.n
-	switch null, streamed := string(line) == "-1", string(line) == "?"; {
-	case null && (tag == '$' || tag == '*'):
-		d.tokens = append(d.tokens, token{})
-		return d.ended(next)
-	case streamed && strings.IndexByte("$*%~>", tag) >= 0:
-		t.n, left = 0, -1
-	case !ok || tag == '=' && t.n < 4:
-		return d.fail("malformed length")
-	case tag == '$' || tag == '=' || tag == '!' || tag == ';':
-		return d.scanString(t, tag, next)
-	case t.n > int64(d.limits.elements):
-		return d.fail("length beyond the limit")
-	case tag == '%':
-		t.n, left = 2*t.n, 2*t.n
-	case tag == '|':
-		left = 2*t.n + 1
-	}
-	// The header is counted as one more value inside, which ends here: so an empty aggregate needs no care.
-	d.stack = append(d.stack, level{tag: tag, left: left + 1, token: len(d.tokens) - d.first})
-	if tag != '|' {
-		d.tokens = append(d.tokens, t)
-	}
-	return d.ended(next)
-}
-
-// scanString takes the t.n bytes at next and the line end behind them.
-func (d *decoder) scanString(t token, tag byte, next int) bool {
-	end := next + int(min(t.n, int64(d.limits.reply))) + 2
+	end, isString := next+int(t.n)+2, tag == '$' || tag == '=' || tag == '!'
 	switch {
-	case tag == ';' && t.n == 0:
-		d.stack = d.stack[:len(d.stack)-1]
-		return d.ended(next)
-	case t.n > int64(d.limits.reply-(next-d.begin)-2):
+	case string(line) == "-1" && (tag == '$' || tag == '*'):
+		return d.add(token{kind: KindNull}, next) // of protocol 2
+	case !ok:
+		return d.fail("malformed length")
+	case isString && t.n > int64(d.limits.reply-(next-d.begin)-2), !isString && t.n > int64(d.limits.elements):
 		return d.fail("length beyond the limit")
+	case !isString:
+		if tag == '%' || tag == '|' {
+			t.n *= 2
+		}
+		// The header is counted as one more value inside, which ends here: so an empty aggregate needs no care.
+		d.stack = append(d.stack, level{tag: tag, left: t.n + 1, token: len(d.tokens) - d.first})
+		return d.add(t, next)
 	case end > len(d.buf):
 		d.want = end - d.begin
 		return false
 	case d.buf[end-2] != '\r' || d.buf[end-1] != '\n':
 		return d.fail("string does not end where its length says")
-	case tag == '=' && d.buf[next+3] != ':':
+	case tag == '=' && (t.n < 4 || d.buf[next+3] != ':'):
 		return d.fail("verbatim string without its type")
 	case tag == '=':
 		next += 4
 	case tag == '!':
 		t.kind = KindError
 	}
-	d.text += end - 2 - next
-	if tag == ';' { // join it to the parts before it, over headers that nobody needs any more
-		s := &d.tokens[len(d.tokens)-1]
-		s.n += int64(copy(d.buf[d.begin+s.at+int(s.n):], d.buf[next:end-2]))
-		d.pos = end
-		return true
-	}
 	t.at, t.n = next-d.begin, int64(end-2-next)
-	d.tokens = append(d.tokens, t)
-	return d.ended(end)
+	d.text += int(t.n)
+	return d.add(t, end)
 }
 
-// ended moves on to next, where a value ends, and with it whatever it is the last part of.
-func (d *decoder) ended(next int) bool {
-	for d.pos = next; len(d.stack) > 1; d.stack = d.stack[:len(d.stack)-1] {
-		top := &d.stack[len(d.stack)-1]
-		if top.left--; top.left == 1 && top.tag == '|' {
-			d.tokens = d.tokens[:d.first+top.token] // nobody asks for attributes; what follows is the value
+// add takes the token of what ends at next, and leaves whatever it is the last part of.
+func (d *decoder) add(t token, next int) bool {
+	d.tokens = append(d.tokens, t)
+	d.pos, d.searched = next, next
+	for n := len(d.stack) - 1; n >= 0; n-- {
+		top := &d.stack[n]
+		if top.left--; top.left > 0 {
+			break
 		}
-		if top.left != 0 {
+		d.stack = d.stack[:n]
+		if top.tag == '|' { // nobody asks for attributes, and they are no values of what they are in
+			d.tokens = d.tokens[:d.first+top.token]
 			break
 		}
 	}
-	deep, long := len(d.stack)-1 > d.limits.depth, len(d.tokens)-d.first-1 > d.limits.elements
-	return !deep && !long || d.fail("reply nested too deeply or of too many elements")
+	fits := len(d.stack) <= d.limits.depth && len(d.tokens)-d.first-1 <= d.limits.elements
+	return fits || d.fail("reply nested too deeply or of too many elements")
 }
 
 // parseFloat reads a float in decimal, an infinity or a NaN ("-nan" is how C prints some). Go's parser alone takes more.
 func parseFloat(s string) (float64, error) {
-	if strings.Trim(s, "0123456789+-.eE") != "" && !slices.Contains([]string{"inf", "-inf", "nan", "-nan"}, s) {
+	if strings.Trim(s, "0123456789+-.eE") != "" && s != "inf" && s != "-inf" && s != "nan" && s != "-nan" {
 		return 0, strconv.ErrSyntax
 	}
 	return strconv.ParseFloat(strings.Replace(s, "-nan", "nan", 1), 64)
@@ -529,8 +478,7 @@ func (b *builder) value(r *Reply) {
 	t := b.tokens[0]
 	b.tokens = b.tokens[1:]
 	switch r.kind = t.kind; t.kind {
-	case KindNull:
-	case KindInt, KindFloat, KindBool:
+	case KindNull, KindInt, KindFloat, KindBool:
 		r.n = t.n
 	case KindArray, KindMap, KindSet, KindPush:
 		r.elems, b.elems = b.elems[:t.n:t.n], b.elems[t.n:]
@@ -551,9 +499,7 @@ func (b *builder) string(t token) string {
 	switch {
 	case string(p) == "OK":
 		return "OK" // the usual answer to writes needs no memory
-	case b.inPlace:
-		// A string must never change. This one does not: the buffer is marked as given, so no read writes to it any more, and
-		// the scanner, which joins streamed strings in place, writes only to what is not a complete frame yet.
+	case b.inPlace: // a string must never change; this one does not, since no read writes to a buffer that is given away
 		return unsafe.String(unsafe.SliceData(p), len(p))
 	case b.text.Cap() == 0:
 		b.text.Grow(b.need)
