@@ -93,15 +93,15 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 func (c *Client) dialFirst(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, c.opts.DialTimeout)
 	defer cancel()
-	for failures := 0; ; {
+	for failures := 1; ; failures++ {
 		first, err := c.dial(ctx, c.counter.Add(1), target{addr: c.opts.Addr})
 		if err == nil {
 			c.bridges[0].arrived(first, nil, first.attempt)
+			return nil
 		}
-		if err == nil || !notReady(err) {
+		if !notReady(err) {
 			return err
 		}
-		failures++
 		select {
 		case <-time.After(backoff(failures)):
 		case <-ctx.Done():
@@ -115,23 +115,21 @@ func (c *Client) dial(ctx context.Context, attempt uint64, to target) (*conn, er
 	network := c.opts.Network
 	if to.named {
 		network = "tcp" // a successor is host:port, also for a client of a unix socket
-		if allow := c.opts.Maintenance.AllowSuccessor; allow != nil {
-			allowed := false
-			err := within(ctx, func() error { allowed = allow(to.addr); return nil }, nil)
-			if err == nil && !allowed {
-				c.pin.refuse(to.number)
-				err = errors.New("refused")
-			}
-			if err != nil {
-				return nil, fmt.Errorf("baton: dial %s: AllowSuccessor: %w", to.addr, err)
-			}
+	}
+	if allow := c.opts.Maintenance.AllowSuccessor; to.named && allow != nil {
+		allowed := false
+		err := within(ctx, func() error { allowed = allow(to.addr); return nil }, nil)
+		if err == nil && !allowed {
+			c.pin.refuse(to.number)
+			err = errors.New("refused")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("baton: dial %s: AllowSuccessor: %w", to.addr, err)
 		}
 	}
 	conn, err := c.opts.dial(ctx, network, to.addr, to.named)
 	if err == nil {
-		if conn.attempt = attempt; to.named {
-			conn.named = to.number
-		}
+		conn.attempt, conn.named = attempt, to.named
 	}
 	return conn, err
 }
@@ -349,7 +347,7 @@ func (c *Client) waiting(a announcement, found bool) (any bool) {
 		b.mu.Lock()
 		t, here := now(), b.hereLocked()
 		prepares := b.hand.phase == PhasePreparing && !b.quest.renewal && here.addr != "" && b.quest.unnamed(&a, here)
-		stayed := b.hand.phase == PhaseDone && here.attempt > a.number && b.cur.named == 0 && a.wasTold(here.remote) && b.quest.mayAgain(a.number)
+		stayed := b.hand.phase == PhaseDone && here.attempt > a.number && !b.cur.named && a.wasTold(here.remote) && b.quest.mayAgain(a.number)
 		any = any || prepares || stayed
 		switch {
 		case found && prepares:
@@ -496,7 +494,7 @@ func (b *bridge) noConnectionLocked() error {
 
 // failureLocked is a failure that says so if it came during maintenance.
 func (b *bridge) failureLocked(cause error) error {
-	if b.hand.phase != PhaseDone || b.c.relax.open(now()) {
+	if cause != ErrClosed && (b.hand.phase != PhaseDone || b.c.relax.open(now())) {
 		return fmt.Errorf("%w: %w", ErrMaintenance, cause)
 	}
 	return cause
@@ -651,7 +649,7 @@ func (b *bridge) pumpLocked() {
 // endedLocked forgets a connection of which nothing is left.
 func (b *bridge) endedLocked(c *conn, cut int) {
 	b.conns = slices.DeleteFunc(b.conns, func(other *conn) bool { return other == c })
-	if b.failed += uint64(cut); cut > 0 && !b.closed {
+	if b.failed += uint64(cut); cut > 0 {
 		c.broken = b.failureLocked(c.broken)
 	}
 	b.idleLocked()
@@ -740,7 +738,7 @@ func (b *bridge) notifiedLocked(c *conn, n notification) {
 // old place again.
 func (b *bridge) toldLocked(c *conn, n *notification, t tick) {
 	a := b.c.pin.announce(n, t, func() uint64 { return b.c.counter.Add(1) })
-	again := c == b.cur && c.named != a.number && n.seq == a.seq && n.numbered == a.numbered
+	again := c == b.cur && !c.named && n.seq == a.seq && n.numbered == a.numbered
 	if c.attempt < a.number || again {
 		b.c.pin.tell(a.number, c.remote)
 	}
@@ -1099,7 +1097,7 @@ func (b *bridge) sweepLocked(t tick) (silent []*conn) {
 	o := &b.c.opts
 	timeout := b.c.relax.effective(o.Timeout, t)
 	limit := t.add(-timeout)
-	awaited := b.hand.phase != PhaseDone && b.cur == nil && t < b.currentAt.add(o.Maintenance.RelaxedWindowMax).add(o.DialTimeout)
+	awaited := b.hand.phase != PhaseDone && b.cur == nil && t < b.currentAt.add(o.Maintenance.RelaxedWindowMax).add(b.c.pin.grace)
 	if b.hand.phase != PhaseHolding && !awaited {
 		b.backlog.sweepLocked(b.clockFrom, limit)
 	}

@@ -118,7 +118,7 @@ type Maintenance struct {
 	PostEventRelaxed time.Duration // 2 × RelaxedTimeout: relaxed for so long after the event; negative: none
 	HoldCap          time.Duration // 50 ms: the longest that one announcement holds new work; negative: swap at once
 	// AllowSuccessor, if set, is asked before an announced successor is dialled, and credentials sent to it. One that it
-	// refuses counts as not named.
+	// refuses counts as not named. It is not asked about where the configured name itself leads.
 	AllowSuccessor func(addr string) bool
 }
 
@@ -381,7 +381,7 @@ type conn struct {
 	addr     string   // as dialled
 	remote   string   // as connected, where it can be told
 	attempt  uint64   // the number that the dial took when it began
-	named    uint64   // the announcement at whose successor it was dialled; 0: it was not
+	named    bool     // it was dialled because a server announced this address
 	protocol int      // 2 or 3
 	deaf     error    // why the server will announce nothing on it; nil: it will
 	early    []Reply  // pushes that came in the handshake
