@@ -5,6 +5,7 @@ package baton
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -1238,14 +1239,18 @@ func testAnnouncing(t *testing.T, everywhere bool, window, number, names string)
 	time.Sleep(time.Until(start.Add(hostileRun)))
 	stop().undisturbed(t, a, b)
 	n := len(dials.to())
+	// From the third on they are half a second to ten apart, but never later than half of their window, or of the time that an
+	// announcement of no window is remembered.
+	gap := map[string]time.Duration{"0": 5 * time.Second, "-7": 5 * time.Second, "1": 500 * time.Millisecond, "15": 7500 * time.Millisecond}[window]
+	gap = cmp.Or(gap, 10*time.Second)
 	switch {
 	case number != "rising numbers" && eight != 2:
 		t.Errorf("one announcement, of a named successor, made %d dials: %v", eight-1, dials.to())
 	case number == "the same number" && !everywhere && n > 3: // when it is forgotten it may be believed once more
 		t.Errorf("%d dials: %v", n, dials.to())
-	case n > 2+5+100+10: // two at once, five half a second and more apart, and then one in ten seconds
+	case n > 2+5+int(hostileRun/gap)+10: // two at once, five half a second and more apart, and then evenly
 		t.Errorf("%d dials in %v", n, hostileRun)
-	case twenty > 2+5+2+3:
+	case twenty > 2+5+int(20*time.Second/gap)+3:
 		t.Errorf("%d dials in the first 20 s", twenty)
 	}
 	if st := client.Stats(); st.Reconnects != 0 || st.Failed != 0 || a.Conns()+b.Conns() != 1 {
