@@ -1,8 +1,7 @@
 package baton
 
-// This file holds the message, which is one call of a user on its way to a server and back, and the queue in which messages
-// wait: the bridge's backlog of unwritten ones and each connection's queue of those in flight. Everything that is queued is
-// guarded by the bridge's lock. Nothing here knows a socket.
+// This file holds the message, one call of a user on its way to a server and back, and the queue in which messages wait: the bridge's
+// backlog of unwritten ones and each connection's queue of those in flight. The bridge's lock guards both. Nothing here knows a socket.
 
 import (
 	"slices"
@@ -45,12 +44,12 @@ const (
 
 // message is one command, batch or internal command: bytes to write and replies to come.
 //
-// Only its owner completes or recycles it (see place). To give up, the caller takes the bridge's lock and looks: a queued
-// message is unlinked and was never sent; one in flight is left behind, abandoned, and recycled by whoever pops it, so that its
-// reply still has a place in line; of a popped one the signal is on its way.
+// Only its owner completes or recycles it (see place). To give up, the caller takes the bridge's lock and looks: a queued message is
+// unlinked and was never sent; one in flight is left behind, abandoned, and recycled by whoever pops it, so that its reply still has a
+// place in line; of a popped one the signal is on its way.
 type message struct {
-	// Set by the caller before it gives the message away, and not changed until it is recycled. The bytes are the message's
-	// own: neither arguments nor a Batch are read after their call has returned.
+	// Set by the caller before it gives the message away, and not changed until it is recycled. The bytes are the message's own:
+	// neither arguments nor a Batch are read after their call has returned.
 	buf       []byte
 	want      int // replies that answer it
 	start     tick
@@ -75,8 +74,7 @@ type message struct {
 	pool    *sync.Pool  // where it goes when it is recycled
 }
 
-// newMessage takes a message for want replies from a client's pool. Each client has its own: a channel that was made in one bubble of
-// virtual time must not be used in another.
+// newMessage takes a message for want replies from its client's own pool: a channel of one bubble of virtual time is no use in another.
 func newMessage(pool *sync.Pool, want int) *message {
 	m, ok := pool.Get().(*message)
 	if !ok {
@@ -86,31 +84,45 @@ func newMessage(pool *sync.Pool, want int) *message {
 	return m
 }
 
-// recycle gives the message back. Its owner calls it, after the done signal was received if one was due. A look that nobody
-// received is drained. Its buffer is kept unless that is rare in its size.
+// recycle gives m back to its pool. Its owner calls it, after the done signal was received if one was due.
 func (m *message) recycle() {
-	for len(m.signals) > 0 {
+	for len(m.signals) > 0 { // a look that nobody received
 		<-m.signals
 	}
 	buf := m.buf[:0]
-	if cap(buf) > 1<<20 {
+	if cap(buf) > 1<<20 { // rare in its size
 		buf = nil
 	}
 	*m = message{buf: buf, signals: m.signals, pool: m.pool}
 	m.pool.Put(m)
 }
 
-// finish completes a popped message, handing it to its caller. The caller may recycle it at once: nothing of m may be touched
-// afterwards.
+// finish hands a popped message to its caller, who may recycle it at once: nothing of m may be touched afterwards.
 func (m *message) finish() { m.signals <- done }
 
-// fail completes a popped message that got no reply, or not all of them; the replies that came stay.
-func (m *message) fail(err error) {
-	m.err = err
-	for i := m.got; i < len(m.replies); i++ {
-		m.replies[i] = failure(err)
+// failAll completes popped messages, which were sent or not, with the cause of their failure. The replies that came stay.
+func failAll(cut []*message, cause error, sent bool) {
+	for _, m := range cut {
+		if m.abandoned {
+			m.recycle()
+			continue
+		}
+		m.err = &commandError{cause, sent}
+		for i := m.got; i < len(m.replies); i++ {
+			m.replies[i] = failure(m.err)
+		}
+		m.finish()
 	}
-	m.finish()
+}
+
+// attended counts the commands among messages that were cut for which somebody still waits.
+func attended(cut []*message) (commands int) {
+	for _, m := range cut {
+		if !m.abandoned {
+			commands += m.want
+		}
+	}
+	return commands
 }
 
 // queue is a list of messages, oldest first, that can lose any of them. It is guarded by the bridge's lock.
@@ -131,7 +143,9 @@ func (q *queue) attendedLocked() bool {
 	return m != nil
 }
 
-// insertLocked puts m behind after; nil is the front.
+func (q *queue) pushLocked(m *message, p place) { q.insertLocked(m, q.tail, p) }
+
+// insertLocked puts m behind after, nil being the front; its new owner is p's.
 func (q *queue) insertLocked(m, after *message, p place) {
 	m.place, m.prev = p, after
 	if after == nil {
@@ -147,8 +161,6 @@ func (q *queue) insertLocked(m, after *message, p place) {
 	q.commands += m.want
 	q.bytes += len(m.buf)
 }
-
-func (q *queue) pushLocked(m *message, p place) { q.insertLocked(m, q.tail, p) }
 
 // removeLocked takes m out; its new owner is p's.
 func (q *queue) removeLocked(m *message, p place) {
@@ -167,7 +179,7 @@ func (q *queue) removeLocked(m *message, p place) {
 	q.bytes -= len(m.buf)
 }
 
-// cutLocked takes m and all behind it out of the queue; their new owner is p's.
+// cutLocked takes m and all behind it out of the queue.
 func (q *queue) cutLocked(m *message, p place) (cut []*message) {
 	for m != nil {
 		next := m.next
@@ -177,8 +189,8 @@ func (q *queue) cutLocked(m *message, p place) (cut []*message) {
 	return cut
 }
 
-// returnLocked puts what was cut from a connection's queue, and of which no byte was sent, at the head of the backlog, in its
-// order. Those that were given up are recycled: nobody wants them written. It counts the commands.
+// returnLocked puts what was cut from a connection's queue, and of which no byte was sent, at the head of the backlog, in its order, and
+// counts the commands. What was given up is recycled: nobody wants it written.
 func (q *queue) returnLocked(unsent []*message) (commands int) {
 	for _, m := range slices.Backward(unsent) {
 		commands += m.want
@@ -191,36 +203,13 @@ func (q *queue) returnLocked(unsent []*message) (commands int) {
 	return commands
 }
 
-// attended counts the commands among messages that were cut for which somebody still waits.
-func attended(cut []*message) (commands int) {
-	for _, m := range cut {
-		if !m.abandoned {
-			commands += m.want
-		}
-	}
-	return commands
-}
-
-// failAll completes popped messages, which were sent or not, with the cause of their failure.
-func failAll(cut []*message, cause error, sent bool) {
-	for _, m := range cut {
-		if m.abandoned {
-			m.recycle()
-		} else {
-			m.fail(&commandError{cause, sent})
-		}
-	}
-}
-
-// admitsLocked says whether m may join a backlog bounded by so many commands and bytes. An empty one takes anything, so that a
-// message larger than the bound can be sent at all.
+// admitsLocked says whether m may join a backlog with such bounds. An empty one takes anything: what is larger can be sent at all.
 func (q *queue) admitsLocked(m *message, commands, bytes int) bool {
 	return q.empty() || q.commands+m.want <= commands && q.bytes+len(m.buf) <= bytes
 }
 
-// sweepLocked wakes the callers of all messages that began to wait at limit or before, once. Messages that stand in line since
-// before from count as begun then. Since nothing overtakes in a queue it looks at the head and goes on only while it finds some:
-// the sweep of an orderly queue looks at one message.
+// sweepLocked wakes the callers of all messages that began to wait at limit or before, once; what stands in line since before from
+// counts as begun then. Nothing overtakes in a queue, so it goes on only while it finds some: in an orderly one it looks at the head.
 func (q *queue) sweepLocked(from, limit tick) {
 	for m := q.head; m != nil && max(m.start, from) <= limit; m = m.next {
 		if !m.poked && !m.abandoned {

@@ -67,7 +67,7 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 	c.relax.m = &c.opts.Maintenance
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	for range opts.Conns {
-		b := &bridge{c: c, dialKick: make(chan struct{}, 1)}
+		b := &bridge{c: c, dialKick: make(chan struct{}, 1), renews: map[chan<- error]uint64{}}
 		b.timer = time.AfterFunc(math.MaxInt64, b.tick)
 		c.bridges = append(c.bridges, b)
 	}
@@ -399,8 +399,7 @@ type bridge struct {
 	record Handoff       // of the handoff that was joined last
 	old    *conn         // which that handoff replaces or replaced, while it lives
 	told   *notification // the MOVING with the highest number that next has read
-
-	later bool // a newer one than was joined waits for the end of a hold
+	later  bool          // a newer one than was joined waits for the end of a hold
 
 	dialling    bool // the dialler's goroutine runs
 	quest       quest
@@ -410,15 +409,14 @@ type bridge struct {
 	currentAt   tick  // cur became current, or the last one was lost
 	clockFrom   tick  // what stands in the backlog since before counts as given then: a hold or a handoff has just ended
 
-	renewal announcement    // what Renew, MaxAge or a failover asks for: a connection whose dial began after it; number 0: nothing
-	renews  []renewalWaiter // in the order of their numbers
-	renewAt tick            // when MaxAge asks for the next; 0: never
+	renewal announcement            // what Renew, MaxAge or a failover asks for: a connection whose dial began after it; number 0: nothing
+	renews  map[chan<- error]uint64 // the calls of Renew that wait for it, with their numbers
+	renewAt tick                    // when MaxAge asks for the next; 0: never
 
 	timerAt tick // 0: not armed
 	sweepAt tick // 0: nothing waited at the last sweep
 
-	draining, closed bool
-
+	draining, closed                                                      bool
 	sent, answered, failed, timedOut, held, reconnects, handoffs, givenUp uint64 // as in Stats
 }
 
@@ -576,8 +574,6 @@ func poke(c chan struct{}) {
 	}
 }
 
-// --- what connections tell their bridge (connOwner) ---
-
 // topUpLocked moves work from the backlog to the current connection, as much as one write takes, unless it is held.
 func (b *bridge) topUpLocked(c *conn) {
 	if c != b.cur || b.hand.phase == PhaseHolding || !c.aliveLocked() || b.closed {
@@ -686,12 +682,9 @@ func (b *bridge) pushed(c *conn, push Reply) {
 	b.mu.Lock()
 	b.notifiedLocked(c, n)
 	b.mu.Unlock()
-	if n.kind != moving {
-		return
-	}
 	for _, sibling := range b.c.bridges {
 		sibling.mu.Lock()
-		if sibling.cur.aliveLocked() && sibling.cur.deaf != nil {
+		if n.kind == moving && sibling.cur.aliveLocked() && sibling.cur.deaf != nil {
 			sibling.followLocked(now())
 		}
 		sibling.mu.Unlock()
@@ -709,15 +702,10 @@ func (b *bridge) notifiedLocked(c *conn, n notification) {
 			n.window = defaultRelaxed
 		}
 	}
-	if a, ok := b.c.pin.remembered(t); n.kind == moving && ok && a.covers(&n) {
-		// It relaxes nothing and is not reported.
-	} else if fresh, change := b.c.relax.observe(&n, t); fresh {
-		e := Event{Kind: EventNotification, Addr: c.addr, Notification: n.name, Successor: n.successor, Seq: n.seq, Window: n.window}
-		b.emitLocked(e)
-		if e.Kind = change; change != "" {
-			b.emitLocked(e)
-			b.expireLocked(t)
-		}
+	if a, ok := b.c.pin.remembered(t); n.kind != moving || !ok || !a.covers(&n) { // a copy relaxes nothing and is not reported
+		e := Event{Addr: c.addr, Notification: n.name, Successor: n.successor, Seq: n.seq, Window: n.window}
+		b.c.relax.observe(&n, t, func(kind EventKind) { e.Kind = kind; b.emitLocked(e) })
+		b.expireLocked(t)
 	}
 	switch {
 	case n.kind != moving:
@@ -729,8 +717,6 @@ func (b *bridge) notifiedLocked(c *conn, n notification) {
 		b.toldLocked(c, &n, t)
 	}
 }
-
-// --- handoffs ---
 
 // toldLocked is what a connection being told to move leads to. One whose dial began after the announcement is what the announcement
 // led to. That comparison is the whole of what tells a replacement from what it replaces, so it holds behind a proxy, and for a server
@@ -786,17 +772,11 @@ func (b *bridge) hereLocked() location {
 	return location{b.cur.addr, b.cur.remote, b.cur.attempt}
 }
 
-// renewalWaiter is a call of Renew.
-type renewalWaiter struct {
-	number uint64
-	result chan<- error
-}
-
 // renewLocked asks for a connection whose dial begins after this; result, if there is one, learns how that ended.
 func (b *bridge) renewLocked(a announcement, result chan<- error, t tick) {
 	b.renewal, b.renewal.number, b.renewal.renewal = a, b.c.counter.Add(1), true
 	if result != nil {
-		b.renews = append(b.renews, renewalWaiter{b.renewal.number, result})
+		b.renews[result] = b.renewal.number
 	}
 	b.renewNextLocked(t)
 }
@@ -811,9 +791,11 @@ func (b *bridge) renewNextLocked(t tick) {
 
 // renewedLocked ends the renewals up to a number.
 func (b *bridge) renewedLocked(number uint64, err error) {
-	for len(b.renews) > 0 && b.renews[0].number <= number {
-		b.renews[0].result <- err
-		b.renews = b.renews[1:]
+	for result, n := range b.renews {
+		if n <= number {
+			result <- err
+			delete(b.renews, result)
+		}
 	}
 	if b.renewal.number <= number {
 		b.renewal = announcement{}
@@ -897,9 +879,7 @@ func (b *bridge) holdEndedLocked() {
 func (b *bridge) becomeCurrentLocked(t tick) {
 	b.currentAt, b.connected, b.lastDialErr = t, true, nil
 	b.cur.wakeLocked()
-	if b.c.opts.KeepAlive > 0 {
-		b.armLocked(t.add(b.c.opts.KeepAlive))
-	}
+	b.armLocked(t.add(b.c.opts.KeepAlive))
 	b.ageLocked(t, b.c.opts.MaxAge)
 	b.renewedLocked(b.cur.attempt, nil)
 	b.followLocked(t)
@@ -930,8 +910,6 @@ func (b *bridge) emitLocked(e Event) {
 		b.c.lost.Add(1)
 	}
 }
-
-// --- the dialler ---
 
 // wantLocked has a connection dialled if one is needed, by the bridge's one dialler.
 func (b *bridge) wantLocked() {
@@ -1040,8 +1018,6 @@ func (b *bridge) startLocked(c *conn) {
 	}
 	c.early = nil
 }
-
-// --- time ---
 
 // watchLocked begins to sweep: something waits.
 func (b *bridge) watchLocked(t tick) {
@@ -1155,8 +1131,6 @@ func (b *bridge) expireLocked(t tick) {
 	b.armLocked(next)
 }
 
-// --- the end ---
-
 // close ends the bridge: what was not taken to be written is returned to the backlog, everybody who waits is woken to give up,
 // and the sockets are closed. It waits for nobody.
 func (b *bridge) close() {
@@ -1164,26 +1138,17 @@ func (b *bridge) close() {
 	b.closed = true
 	b.renewedLocked(math.MaxUint64, ErrClosed)
 	b.timer.Stop()
-	conns := slices.Clone(b.conns)
-	for _, c := range conns {
+	for _, c := range b.conns {
 		if !c.retired {
 			b.takeBackLocked(c.retireLocked())
 		}
 		c.breakLocked(ErrClosed)
 		c.inFlight.sweepLocked(0, never)
+		go c.raw.Close() // a system call, or a user's code
 	}
 	b.backlog.sweepLocked(0, never)
 	b.mu.Unlock()
-	for _, c := range conns {
-		if c.kernel {
-			c.raw.Close()
-		} else {
-			go c.raw.Close() // a user's code, for which Close does not wait
-		}
-	}
 }
-
-// --- what may be sent where ---
 
 // elsewhere are the commands that would change the state of a connection that others share, or whose replies do not come one
 // for one; with them, what to use instead.
@@ -1218,14 +1183,10 @@ func admit(args []any) error {
 			}
 		}
 	}
-	instead, no := elsewhere[string(name)]
-	if !no {
-		return nil
+	if instead, ok := elsewhere[string(name)]; ok {
+		return &commandError{fmt.Errorf("%w: %s: %s", ErrNotHere, string(name), cmp.Or(instead, "it needs a connection of its own")), false}
 	}
-	if instead == "" {
-		instead = "it needs a connection of its own"
-	}
-	return &commandError{fmt.Errorf("%w: %s: %s", ErrNotHere, string(name), instead), false}
+	return nil
 }
 
 // appendWord appends the beginning of argument i, if it is text, in upper case. No name here is longer than 30 letters.

@@ -1,19 +1,16 @@
 package baton
 
-// This file holds what the server announces and what follows from it by rule: reading notifications, the relaxed windows, and
-// the phases of a handoff as a pure machine: an event and a time go in, an action comes out. The bridge feeds it under its lock
-// and carries the actions out. Nothing here knows encoding, sockets, goroutines or the clock.
+// This file holds what the server announces and what follows from it by rule: reading notifications, the relaxed windows, and the
+// phases of a handoff as a pure machine: an event and a time go in, an action comes out. The bridge feeds it under its lock and carries
+// the actions out. Nothing here knows encoding, sockets, goroutines or the clock.
 
 import (
-	"math"
+	"net"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 )
-
-// maxWindow is the longest window that is believed: nothing that a server announces takes longer than an hour.
-const maxWindow = time.Hour
 
 // notification is a maintenance frame.
 type notification struct {
@@ -22,9 +19,10 @@ type notification struct {
 	closes    bool // it ends a window of its kind, rather than opening one
 	seq       int64
 	numbered  bool          // seq was given; 0 is a real one
-	window    time.Duration // announced time, from 0 to maxWindow
+	window    time.Duration // announced time, from 0 to an hour
 	timed     bool          // window was given
 	successor string        // host:port; empty: none that can be used was named
+	received  tick          // when it was read; set by what remembers it
 }
 
 // windowKind says which maintenance a window belongs to.
@@ -40,8 +38,8 @@ const (
 
 var windowNames = [windowKinds]string{"MOVING", "MIGRATING", "FAILING_OVER", "SMIGRATING"}
 
-// Frames as captured from Redis Enterprise 8: [type, seq, seconds, …] for openers except SMIGRATING, which has no time; [type,
-// seq, …] for closers. MOVING has its endpoint in the fourth place.
+// frames as captured from Redis Enterprise 8: [type, seq, seconds, …] for openers except SMIGRATING, which has no time; [type, seq, …]
+// for closers. MOVING has its endpoint in the fourth place.
 var frames = map[string]notification{
 	"moving":       {name: "MOVING", kind: moving},
 	"migrating":    {name: "MIGRATING", kind: migrating},
@@ -52,8 +50,7 @@ var frames = map[string]notification{
 	"smigrated":    {name: "SMIGRATED", kind: slotMigrating, closes: true},
 }
 
-// parseNotification reads a push frame leniently: numbers may be strings, what is missing is missing, what is behind is
-// ignored. It says no to a push of another type.
+// parseNotification reads a push frame, if it is one, leniently: numbers may be strings, all may be missing, what is behind is ignored.
 func parseNotification(push Reply) (n notification, ok bool) {
 	if n, ok = frames[push.pushName()]; !ok {
 		return n, false
@@ -63,15 +60,12 @@ func parseNotification(push Reply) (n notification, ok bool) {
 	if n.closes || n.kind == slotMigrating {
 		return n, true
 	}
-	endpoint := 3
 	seconds, timed := integer(elems, 2)
 	if n.timed = timed; timed {
-		n.window = time.Duration(min(max(seconds, 0), int64(maxWindow/time.Second))) * time.Second
-	} else if n.kind == moving && len(elems) == 3 {
-		endpoint = 2 // the time is missing, not null
+		n.window = time.Duration(min(max(seconds, 0), 3600)) * time.Second // nothing that a server announces takes longer than an hour
 	}
-	if n.kind == moving && endpoint < len(elems) {
-		text, _ := elems[endpoint].Text()
+	if n.kind == moving && len(elems) > 2 {
+		text, _ := elems[min(3, len(elems)-1)].Text() // in the third place if the time is missing, not null
 		n.successor = usableEndpoint(text)
 	}
 	return n, true
@@ -90,90 +84,71 @@ func integer(elems []Reply, i int) (int64, bool) {
 	return v, err == nil
 }
 
-// usableEndpoint is an announced endpoint as it can be dialled, or nothing: placeholders ("?", "null", no port, port 0) name
-// nobody.
+// usableEndpoint is an announced endpoint as it can be dialled, or nothing: placeholders ("?", "null", no port, port 0) name nobody.
 func usableEndpoint(text string) string {
 	host, port := splitEndpoint(strings.TrimSpace(text))
 	if host == "" || host == "?" || port == "" || len(host) > 253 { // the longest name that DNS knows
 		return ""
 	}
-	if strings.Contains(host, ":") {
-		host = "[" + host + "]"
-	}
-	return host + ":" + port
+	return net.JoinHostPort(host, port)
 }
 
-// relaxation is the relaxed windows of a client: while one is open, timeouts count as no less than the relaxed one. It only
-// loosens. Each kind of maintenance has a window of its own, counts those that opened it, and is over when as many have closed
-// it, or by itself. Its lock is taken after a bridge's and never held over anything else.
+// relaxation is the relaxed windows of a client: while one is open, timeouts count as no less than the relaxed one. It only loosens.
+// Each kind of maintenance has a window of its own, counts those that opened it, and is over when as many have closed it, or by itself.
 type relaxation struct {
 	m *Maintenance // resolved; read-only
 
 	tail     TickDeadline // relaxed for a while after the event; needs no lock, as the next
 	failover TickDeadline // one is under way, or is just over
 
-	mu      sync.Mutex
+	mu      sync.Mutex                // taken after a bridge's, and never held over anything else
 	windows [windowKinds]TickDeadline // guarded by mu, and so are the rest
 	openers [windowKinds]int
-	seen    [64]sighting // the latest events, in a ring: each connection is told of each
-	latest  int
+	seen    []notification // the latest 64, oldest first: each connection is told of each
 }
 
-type sighting struct {
-	name string
-	seq  int64
-	at   tick
-}
-
-// observe takes note of a notification read at t. fresh: it is no copy of one that another connection has read; change: what became of
-// its window, if anything did.
-func (r *relaxation) observe(n *notification, t tick) (fresh bool, change EventKind) {
+// observe takes note of a notification read at t. If it is no copy of one read before, tell is called, still under the lock so that
+// what several connections read is told in its order; and once more if that opened or closed its window.
+func (r *relaxation) observe(n *notification, t tick, tell func(EventKind)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if n.numbered {
-		for _, s := range r.seen {
-			if s.name == n.name && s.seq == n.seq && t < s.at.add(r.m.RelaxedWindowMax) {
-				return false, ""
-			}
+	longest := r.m.RelaxedWindowMax
+	for _, s := range r.seen {
+		if n.numbered && s.numbered && s.name == n.name && s.seq == n.seq && t < s.received.add(longest) {
+			return
 		}
-		r.latest = (r.latest + 1) % len(r.seen)
-		r.seen[r.latest] = sighting{n.name, n.seq, t}
 	}
+	tell(EventNotification)
+	n.received = t
+	r.seen = append(r.seen[max(len(r.seen)-63, 0):], *n)
 	if n.kind == failingOver {
-		r.failover.extendTo(t.add(r.m.RelaxedWindowMax))
+		r.failover.extendTo(t.add(longest))
 	}
 	if r.m.RelaxedTimeout < 0 {
-		return true, ""
+		return
 	}
-	open := r.windows[n.kind].pendingAt(t)
-	if !open {
-		r.openers[n.kind] = 0 // those of a window that ended by itself
-	}
+	window, openers := &r.windows[n.kind], &r.openers[n.kind]
+	open := window.pendingAt(t)
 	if n.closes {
-		r.openers[n.kind] = max(r.openers[n.kind]-1, 0)
-		if open && r.openers[n.kind] == 0 {
-			r.windows[n.kind], change = TickDeadline{}, EventTightened
-		}
 		r.eventOver(t)
-		return true, change
+		if *openers--; open && *openers == 0 {
+			*window = TickDeadline{}
+			tell(EventTightened)
+		}
+		return
 	}
-	r.openers[n.kind]++
-	r.windows[n.kind].extendTo(t.add(min(max(n.window, r.m.RelaxedTimeout), r.m.RelaxedWindowMax)))
 	if !open {
-		change = EventRelaxed
+		*openers = 0 // those of a window that ended by itself do not count
+		tell(EventRelaxed)
 	}
-	return true, change
+	*openers++
+	window.extendTo(t.add(min(max(n.window, r.m.RelaxedTimeout), longest)))
 }
 
 // eventOver begins the time after an event.
-func (r *relaxation) eventOver(t tick) {
-	if r.m.PostEventRelaxed > 0 {
-		r.tail.extendTo(t.add(r.m.PostEventRelaxed))
-	}
-}
+func (r *relaxation) eventOver(t tick) { r.tail.extendTo(t.add(r.m.PostEventRelaxed)) }
 
-// expired closes a window that has run out at t, its closing frame having been lost, and returns its opener's name. If there is none,
-// name is empty and next is when there will be one.
+// expired closes a window that has run out at t and returns its opener's name. If there is none, name is empty, and next is when there is.
 func (r *relaxation) expired(t tick) (name string, next tick) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -181,7 +156,7 @@ func (r *relaxation) expired(t tick) (name string, next tick) {
 	for k := range r.windows {
 		switch w := &r.windows[k]; {
 		case w.passedAt(t):
-			r.windows[k], r.openers[k] = TickDeadline{}, 0
+			*w = TickDeadline{}
 			return windowNames[k], t
 		case w.IsSet():
 			next = min(next, w.tick())
@@ -200,8 +175,7 @@ func (r *relaxation) open(t tick) (open bool) {
 	return open
 }
 
-// effective is what timeout counts as at t: the looser of itself and the relaxed one. None, which is negative, is the loosest
-// of all and stays.
+// effective is what timeout counts as at t: the looser of itself and the relaxed one. None, which is negative, is the loosest and stays.
 func (r *relaxation) effective(timeout time.Duration, t tick) time.Duration {
 	if timeout >= 0 && timeout < r.m.RelaxedTimeout && (r.tail.pendingAt(t) || r.open(t)) {
 		return r.m.RelaxedTimeout
@@ -227,8 +201,8 @@ type Handoff struct {
 	Cut      int           // commands that were in flight on it when it was cut off
 }
 
-// merge makes of the timelines of several bridges in one handoff that of them all: a step has come when it has come for the
-// last of them. Of different handoffs the later stays.
+// merge makes of the timelines of several bridges in one handoff that of them all: a step has come when it has come for the last of them.
+// Of different handoffs the later stays.
 func (h *Handoff) merge(o *Handoff) {
 	if o.Received != h.Received || o.Seq != h.Seq {
 		if o.Received.After(h.Received) {
@@ -236,15 +210,13 @@ func (h *Handoff) merge(o *Handoff) {
 		}
 		return
 	}
-	for at, other := range map[*time.Time]time.Time{&h.Began: o.Began, &h.Ready: o.Ready, &h.Promoted: o.Promoted, &h.Closed: o.Closed} {
-		if at.IsZero() || other.IsZero() {
+	for at, other := range map[*time.Time]time.Time{&h.Began: o.Began, &h.Ready: o.Ready, &h.Holding: o.Holding, &h.Promoted: o.Promoted,
+		&h.Closed: o.Closed} {
+		if missing := at.IsZero() || other.IsZero(); missing && at != &h.Holding { // which some never come to
 			*at = time.Time{}
 		} else if other.After(*at) {
 			*at = other
 		}
-	}
-	if o.Holding.After(h.Holding) {
-		h.Holding = o.Holding
 	}
 	h.HeldMax = max(h.HeldMax, o.HeldMax)
 	h.Held, h.Lingered, h.Cut = h.Held+o.Held, h.Lingered+o.Lingered, h.Cut+o.Cut
@@ -264,7 +236,7 @@ type handoff struct {
 	phase     Phase
 	giveUpAt  tick          // Preparing ends
 	holdUntil tick          // Holding ends
-	budget    time.Duration // what is left to hold for this announcement
+	budget    time.Duration // what is left to hold for this announcement; nothing, if negative
 }
 
 // happening is what a handoff can be told.
@@ -292,44 +264,29 @@ const (
 	giveUp         // carry on without; nothing else changes
 )
 
-// step is the machine. What it does not name changes nothing.
-func (h *handoff) step(e happening, t tick) action {
+// step is the machine, and where the phase changes. What it does not name changes nothing.
+func (h *handoff) step(e happening, t tick) (a action) {
 	switch p := h.phase; {
-	case p == PhaseDone && e == joined, p == PhasePreparing && e == joined: // a newer announcement replaces the attempt
-		return h.become(PhasePreparing, prepare)
+	case p != PhaseHolding && e == joined: // a newer announcement replaces the attempt
+		h.phase, a = PhasePreparing, prepare
 	case p == PhasePreparing && e == readyBusy && h.budget > 0:
+		h.phase, a = PhaseHolding, hold
 		h.holdUntil = t.add(h.budget)
-		return h.become(PhaseHolding, hold)
 	case p == PhasePreparing && (e == ready || e == readyBusy):
-		return h.become(PhaseDone, promote)
+		h.phase, a = PhaseDone, promote
 	case p == PhasePreparing && e == timePassed && t >= h.giveUpAt:
-		return h.become(PhaseDone, giveUp)
+		h.phase, a = PhaseDone, giveUp
 	case p == PhaseHolding && (e == drained || e == backlogFull || e == currentEnded || e == timePassed && t >= h.holdUntil):
-		h.budget = max(t.until(h.holdUntil), 0)
-		return h.become(PhaseDone, promote)
-	case p == PhaseHolding && e == replacementEnded: // what was held flows to the old connection again
+		h.phase, a = PhaseDone, promote
 		h.budget = t.until(h.holdUntil)
-		return h.become(PhasePreparing, prepare)
+	case p == PhaseHolding && e == replacementEnded: // what was held flows to the old connection again
+		h.phase, a = PhasePreparing, prepare
+		h.budget = t.until(h.holdUntil)
 	}
-	return nothing
-}
-
-// become is where the phase changes.
-func (h *handoff) become(p Phase, a action) action {
-	h.phase = p
 	return a
 }
 
-// never is a moment that does not come.
-const never tick = math.MaxInt64
-
 // next is when time itself will change the phase.
 func (h *handoff) next() tick {
-	switch h.phase {
-	case PhasePreparing:
-		return h.giveUpAt
-	case PhaseHolding:
-		return h.holdUntil
-	}
-	return never
+	return [...]tick{PhaseDone: never, PhasePreparing: h.giveUpAt, PhaseHolding: h.holdUntil}[h.phase]
 }

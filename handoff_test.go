@@ -278,8 +278,10 @@ func (r *relaxed) wait(d time.Duration) { r.t = r.t.add(d) }
 func (r *relaxed) reads(name string, seq int64, seconds int) (fresh, opened, closed bool) {
 	n := frames[name]
 	n.seq, n.numbered, n.window, n.timed = seq, seq >= 0, time.Duration(seconds)*time.Second, true
-	fresh, change := r.observe(&n, r.t)
-	return fresh, change == EventRelaxed, change == EventTightened
+	r.observe(&n, r.t, func(kind EventKind) {
+		fresh, opened, closed = true, opened || kind == EventRelaxed, closed || kind == EventTightened
+	})
+	return fresh, opened, closed
 }
 
 func (r *relaxed) is() bool { return r.effective(time.Second, r.t) == 10*time.Second }

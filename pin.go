@@ -1,15 +1,13 @@
 package baton
 
 // This file holds where the next dial of a client goes, and when: the announcement in force with its pin, the poll for a successor
-// that nobody named, each bridge's quest for its next connection, and the back-off between dials. Readers tell the pin of
-// announcements and diallers ask it for targets, all under its one lock, which is taken after a bridge's and held for a few
-// comparisons. It must not know connections.
+// that nobody named, each bridge's quest for its next connection, and the back-off between dials. Readers tell the pin of announcements
+// and diallers ask it for targets, under its one lock, which is taken after a bridge's. It must not know connections.
 
 import (
 	"context"
 	"math/rand/v2"
 	"net"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -17,37 +15,39 @@ import (
 
 // announcement is one MOVING as the client remembers it.
 type announcement struct {
-	number    uint64 // from the counter that dials take theirs from: which of the two came first
-	seq       int64
-	numbered  bool   // seq was given; 0 is a real one
-	successor string // host:port, or empty: none is named, or it was refused
-	found     string // IP:port that the poll found
-	received  tick   // when it was first read
-	wall      time.Time
-	window    time.Duration
-	told      []string // the addresses, without ports, that connections to were told of it; only appended to
-	renewal   bool     // it is no announcement, but a renewal,
-	asked     bool     // and not one that what a server said is the reason for
+	notification        // as it was first read; without its successor, if that was refused
+	number       uint64 // from the counter that dials take theirs from: which of the two came first
+	wall         time.Time
+	found        string   // IP:port that the poll found
+	told         []string // the hosts that connections to were told of it; only appended to
+	renewal      bool     // it is no announcement, but a renewal,
+	asked        bool     // and not one that what a server said is the reason for
 }
 
-// covers says that n is a copy of a, or older: it has the same, a lower or no number. Numbers mean something only while a is remembered,
-// so a server whose counter restarts is believed again afterwards.
+// covers says that n, read while a is remembered, is a copy or older: it has the same, a lower or no number. Afterwards numbers mean
+// nothing, so that a server whose counter restarts is believed again.
 func (a *announcement) covers(n *notification) bool {
 	return !n.numbered || a.numbered && n.seq <= a.seq
+}
+
+// wasTold says whether a connection to the host of addr was told to move by a.
+func (a *announcement) wasTold(addr string) bool {
+	host, _ := splitEndpoint(addr)
+	return slices.Contains(a.told, host)
 }
 
 func (a *announcement) deadline() tick { return a.received.add(a.window) }
 func (a *announcement) half() tick     { return a.received.add(a.window / 2) }
 
-// pin is the newest announcement. It is remembered, and is told from its copies, until one dial after its deadline; its
-// successor is what every dial of the client goes to until the deadline.
+// pin is the newest announcement. It is remembered, and is told from its copies, until one dial after its deadline; its successor is
+// what every dial of the client goes to until the deadline.
 type pin struct {
 	grace      time.Duration // what one dial may take during maintenance; set before use, as are the others
 	configured string
 	host, port string // of configured, if that is a name and it is baton that looks it up; else empty
 
 	mu      sync.Mutex
-	a       announcement // guarded by mu, as are the others; number 0: there was none yet
+	a       announcement // guarded by mu, as is polling; number 0: there was none yet
 	polling bool         // the poll runs
 }
 
@@ -62,21 +62,15 @@ func (p *pin) rememberedLocked(t tick) bool {
 	return p.a.number != 0 && t < p.a.deadline().add(p.grace)
 }
 
-// announce tells the pin of a MOVING and returns the announcement in force. A new one takes the place of the one before, with a number
-// that take gives; a copy moves nothing.
+// announce tells the pin of a MOVING and returns what is in force: a new announcement, with a number that take gives, or what covers n.
 func (p *pin) announce(n *notification, t tick, take func() uint64) announcement {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.rememberedLocked(t) || !p.a.covers(n) {
-		p.a = announcement{number: take(), seq: n.seq, numbered: n.numbered, successor: n.successor, received: t, wall: time.Now(), window: n.window}
+		p.a = announcement{notification: *n, number: take(), wall: time.Now()}
+		p.a.received = t
 	}
 	return p.a
-}
-
-// location is where a bridge's connection is, zero if it has none that serves.
-type location struct {
-	addr, remote string // as dialled, and as connected
-	attempt      uint64 // the number that its dial took
 }
 
 // tell notes that a connection to remote was told to move by announcement number.
@@ -85,16 +79,10 @@ func (p *pin) tell(number uint64, remote string) {
 	defer p.mu.Unlock()
 	if host, _ := splitEndpoint(remote); p.a.number == number && !p.a.wasTold(remote) {
 		p.a.told = append(p.a.told, host)
-		if found, _ := splitEndpoint(p.a.found); found == host {
+		if p.a.wasTold(p.a.found) {
 			p.a.found = "" // it is no better
 		}
 	}
-}
-
-// wasTold says whether a connection to where remote is was told to move by a.
-func (a *announcement) wasTold(remote string) bool {
-	host, _ := splitEndpoint(remote)
-	return slices.Contains(a.told, host)
 }
 
 // refuse makes announcement number one that names nobody. A newer one is left alone.
@@ -106,10 +94,11 @@ func (p *pin) refuse(number uint64) {
 	}
 }
 
-// maxAgain is how often a bridge looks for another place because what an announcement brought it to must move as well.
-const maxAgain = 3
-
-func (q *quest) mayAgain(number uint64) bool { return q.number != number || q.again < maxAgain }
+// location is where a bridge's connection is, zero if it has none that serves.
+type location struct {
+	addr, remote string // as dialled, and as connected
+	attempt      uint64 // the number that its dial took
+}
 
 // quest is one bridge's search for its next connection, guarded by the bridge's lock.
 type quest struct {
@@ -125,6 +114,13 @@ type quest struct {
 	chain    int // handoffs that each began before the one before was long over
 	chainEnd tick
 }
+
+const (
+	maxAgain   = 3                // how often a bridge looks for another place because what an announcement brought it to must move as well
+	maxSpacing = 10 * time.Second // the longest time that is kept between the dials of handoffs that follow each other closely
+)
+
+func (q *quest) mayAgain(number uint64) bool { return q.number != number || q.again < maxAgain }
 
 // join sets out at moment for what a promises. latest is when a dial is due even if that is close upon the one before: better soon than
 // too late. Without a connection the next dial has its moment already, and an announcement does not hurry it: it may be one of many.
@@ -147,16 +143,18 @@ func (q *quest) join(a announcement, t, moment, latest tick, connected bool) {
 	if a.renewal {
 		latest = never
 	}
-	q.at = max(q.at, min(q.last.add(spacing(q.chain)), latest))
+	if q.chain > 2 { // a server that sends us on and on, or two that send us to each other, are not followed in a tight loop
+		spacing := min(500*time.Millisecond<<min(q.chain-3, 5), maxSpacing)
+		q.at = max(q.at, min(q.last.add(spacing), latest))
+	}
 	q.chainEnd = max(a.deadline(), q.at.add(maxSpacing))
 }
 
-// begun notes that a dial begins.
-func (q *quest) begun(to target, t tick) {
-	if q.last = t; to.number != 0 {
-		q.tried = to.number
-	}
-}
+// begun notes that a dial begins. The number of its target is 0, or no lower than what was tried before.
+func (q *quest) begun(to target, t tick) { q.last, q.tried = t, max(q.tried, to.number) }
+
+// hasten has what the poll found dialled.
+func (q *quest) hasten(t tick) { q.at, q.tried = t.add(q.jitter), 0 }
 
 // retry sets the moment of the next dial after one that was of no use, and was at least so much of a failure: at once when a connection
 // is lost after a long life, else with back-off, so that a server that refuses us, or hangs up on us, is not dialled in a tight loop.
@@ -166,19 +164,10 @@ func (q *quest) retry(t tick, least int) {
 	q.tries++
 }
 
-// hasten has what the poll found dialled.
-func (q *quest) hasten(t tick) { q.at, q.tried = t.add(q.jitter), 0 }
-
-// maxSpacing is the longest time that is kept between the dials of handoffs that follow each other closely.
-const maxSpacing = 10 * time.Second
-
-// spacing is the time that handoff number chain of those that fall into each other's windows keeps from the dial before: a server that
-// sends us on and on, or two that send us to each other, are not followed in a tight loop.
-func spacing(chain int) time.Duration {
-	if chain < 3 {
-		return 0
-	}
-	return min(500*time.Millisecond<<min(chain-3, 5), maxSpacing)
+// unnamed says that q finds no other place named: none is, or the one where its connection was already when it set out.
+func (q *quest) unnamed(a *announcement, here location) bool {
+	there := a.successor == here.addr || a.successor == here.remote
+	return a.successor == "" || there && (here.attempt < a.number || q.number == a.number)
 }
 
 // target is where a dial goes.
@@ -189,89 +178,75 @@ type target struct {
 	poll   bool   // the caller is to begin the poll
 }
 
-// plan is when the next dial of q is, and where it goes if that is not after t.
-//
-// A named successor, or what the poll found in place of one, is dialled at q's own moment; from half of the window on the configured
-// address takes turns with it while it fails. The deadline ends the pin, but not before one dial with it. If there is neither,
-// something new can be expected at the configured address from half of the window on.
+// plan is when the next dial of q is, and where it goes if that is not after t. A named successor, or what the poll found in place of
+// one, is dialled at q's own moment; while it fails the configured address takes turns with it from half of the window on, when something
+// new can be expected there, and which is waited for if there is neither. The deadline ends the pin, but not before one dial with it.
 func (p *pin) plan(t tick, q *quest, here location) (at tick, to target) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	a := &p.a
-	if !p.rememberedLocked(t) {
-		return q.at, target{addr: p.configured}
+	if to.addr = p.configured; !p.rememberedLocked(t) {
+		return q.at, to
 	}
-	to = target{addr: a.successor, number: a.number, named: true}
-	unnamed := q.unnamed(a, here)
-	if unnamed {
-		to.addr, to.named = a.found, false
+	place, named := a.successor, !q.unnamed(a, here)
+	if !named {
+		place, to.poll = a.found, p.host != "" && !p.polling
+		p.polling = p.polling || to.poll
 	}
-	poll := unnamed && p.host != "" && !p.polling
-	p.polling = p.polling || poll
-	to.poll = poll
 	inTurn := t < a.half() || t < a.deadline() && max(q.tries-1, 0)%2 == 0
 	switch {
-	case to.addr != "" && (q.tried != a.number || inTurn):
+	case place != "" && (q.tried != a.number || inTurn):
+		to.addr, to.number, to.named = place, a.number, named
 		return q.at, to
-	case to.addr != "" || here.addr == "": // without a connection there is nothing to wait for
-		return q.at, target{addr: p.configured, poll: poll}
+	case place != "" || here.addr == "": // without a connection there is nothing to wait for
+		return q.at, to
+	case q.again == maxAgain && p.host != "": // the last one is not spent by the clock: the poll may still find something
+		return never, to
 	}
-	if at = max(q.at, a.half().add(q.jitter)); q.again == maxAgain && p.host != "" {
-		at = never // the last one is not spent by the clock: the poll may still find something
-	}
-	return at, target{addr: p.configured, poll: poll}
+	return max(q.at, a.half().add(q.jitter)), to
 }
 
-// unnamed says that q finds no other place named: none is, or the one where its connection was already when it set out.
-func (q *quest) unnamed(a *announcement, here location) bool {
-	there := a.successor == here.addr || a.successor == here.remote
-	return a.successor == "" || there && (here.attempt < a.number || q.number == a.number)
-}
-
-// poll looks the configured host up, at once and then once a second while a bridge waits for that, for an address to which no connection
-// that was told is connected. It ends when no announcement is remembered. waiting says whether a bridge waits; then found says that it
-// need not any more.
+// poll looks the configured host up, at once and then once a second while a bridge waits for that, for an address that nobody was told to
+// leave. It ends when no announcement is remembered. waiting says whether a bridge waits; found tells it that it need not any more.
 func (p *pin) poll(ctx context.Context, r *net.Resolver, waiting func(a announcement, found bool) bool) {
-	for pause := time.Duration(0); ; pause = time.Second {
+	for {
+		p.mu.Lock()
+		a, ok := p.a, p.rememberedLocked(now())
+		p.polling = ok
+		p.mu.Unlock()
+		if !ok {
+			return
+		}
+		if a.found == "" && waiting(a, false) {
+			lookup, cancel := context.WithTimeout(ctx, p.grace)
+			hosts, _ := r.LookupHost(lookup, p.host) // one that fails finds nothing
+			if cancel(); p.find(a.number, hosts) {
+				waiting(a, true)
+			}
+		}
 		select {
-		case <-time.After(pause):
+		case <-time.After(time.Second):
 		case <-ctx.Done():
 			return
 		}
-		p.mu.Lock()
-		a := p.a
-		p.polling = p.rememberedLocked(now())
-		goOn := p.polling
-		p.mu.Unlock()
-		if !goOn {
-			return
-		}
-		if a.found != "" || !waiting(a, false) {
-			continue
-		}
-		lookup, cancel := context.WithTimeout(ctx, p.grace)
-		ips, _ := r.LookupNetIP(lookup, "ip", p.host) // one that fails finds nothing
-		if cancel(); p.find(a.number, ips) {
-			waiting(a, true)
-		}
 	}
 }
 
-// find notes the first address to which no connection is connected that was told of announcement number.
-func (p *pin) find(number uint64, ips []netip.Addr) bool {
+// find notes the first of hosts that nobody was told to leave, unless announcement number has been replaced.
+func (p *pin) find(number uint64, hosts []string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, ip := range ips {
-		if at := net.JoinHostPort(ip.Unmap().String(), p.port); p.a.number == number && !p.a.wasTold(at) {
-			p.a.found = at
+	for _, host := range hosts {
+		if p.a.number == number && !slices.Contains(p.a.told, host) {
+			p.a.found = net.JoinHostPort(host, p.port)
 			return true
 		}
 	}
 	return false
 }
 
-// backoff is how long to wait before the next dial after so many failures in a row: 50 ms, doubling to 1 s, less up to a
-// quarter, so that the clients of one server do not come back in step.
+// backoff is how long to wait before the next dial after so many failures in a row: 50 ms, doubling to 1 s, less up to a quarter, so
+// that the clients of one server do not come back in step.
 func backoff(failures int) time.Duration {
 	if failures == 0 {
 		return 0
@@ -280,11 +255,8 @@ func backoff(failures int) time.Duration {
 	return d - rand.N(d/4)
 }
 
-// jitter is how long a bridge waits before it dials what was announced: a random part of a tenth of the window, at most a
-// second, so that the clients of one node do not reach its successor all at once.
+// jitter is how long a bridge waits before it dials what was announced: a random part of a tenth of the window, at most a second, so
+// that the clients of one node do not reach its successor all at once.
 func jitter(window time.Duration) time.Duration {
-	if most := min(window/10, time.Second); most > 0 {
-		return rand.N(most)
-	}
-	return 0
+	return rand.N(max(min(window/10, time.Second), 1))
 }

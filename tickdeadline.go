@@ -1,25 +1,21 @@
 package baton
 
-// This file holds TickDeadline, the one deadline type of the maintenance code, and the clock it reads. It runs on whichever
-// goroutine calls it and takes no lock. It knows no timers and no goroutines: who needs to act when a deadline passes looks at
-// it, or arms a timer of its own.
+// This file holds TickDeadline, the one deadline type of the maintenance code, and the clock it reads. It runs on whichever goroutine
+// calls it and takes no lock. It knows no timers and no goroutines: who needs to act when a deadline passes looks at it, or arms a timer.
 
 import (
 	"sync/atomic"
 	"time"
 )
 
-// tick is a moment of the monotonic clock in nanoseconds. A wall clock that is set back or forward moves no tick. Differences
-// are exact; the value itself means nothing outside this process.
+// tick is a moment of the monotonic clock in nanoseconds: a wall clock that is set moves no tick. Only differences mean anything.
 type tick int64
 
-// origin keeps every tick positive, also where time stands before the process began, as in a bubble of virtual time. 2^61 ns
-// are 73 years, which leaves as much room above as below.
-const origin = 1 << 61
-
-// maxSpan bounds every span that is added to a tick: a year is longer than any window that means anything, and far from where
-// the sum would overflow.
-const maxSpan = 365 * 24 * time.Hour
+const (
+	origin  = 1 << 61              // 73 years: ticks are positive also where time stands before the process began, as in a test's bubble
+	maxSpan = 365 * 24 * time.Hour // the longest span that is added: longer than any window that means anything, far from overflowing
+	never   = tick(1<<63 - 1)      // a moment that does not come
+)
 
 var epoch = time.Now()
 
@@ -27,19 +23,17 @@ var epoch = time.Now()
 func now() tick { return tick(time.Since(epoch)) + origin }
 
 // add is t moved by span, which is clamped to maxSpan either way.
-func (t tick) add(span time.Duration) tick {
-	return t + tick(min(max(span, -maxSpan), maxSpan))
-}
+func (t tick) add(span time.Duration) tick { return t + tick(min(max(span, -maxSpan), maxSpan)) }
 
 // until is the time from t to u, negative if u is earlier.
 func (t tick) until(u tick) time.Duration { return time.Duration(u - t) }
 
-// TickDeadline is a moment on the monotonic clock that can be set, and moved later, but never earlier. The zero TickDeadline is
-// unset. Once passed it stays as the record of when it passed. All methods may be called by any goroutine at any time; a
-// TickDeadline must not be copied after its first use.
+// TickDeadline is a moment on the monotonic clock that can be set, and moved later, but never earlier. The zero TickDeadline is unset.
+// Once passed it stays as the record of when it passed. All methods may be called by any goroutine at any time; a TickDeadline must not
+// be copied after its first use.
 //
-// To end one early, its owner puts a fresh one in its place under the lock that guards the place: a deadline that could be
-// shortened would let a late decision undo a newer one.
+// To end one early, its owner puts a fresh one in its place under the lock that guards the place: a deadline that could be shortened
+// would let a late decision undo a newer one.
 type TickDeadline struct {
 	at atomic.Int64 // 0: unset
 }
@@ -48,13 +42,9 @@ type TickDeadline struct {
 // one of more than a year counts as a year.
 func (d *TickDeadline) Extend(span time.Duration) { d.extendTo(now().add(span)) }
 
-// extendTo sets the deadline to t, unless it is later already.
 func (d *TickDeadline) extendTo(t tick) {
-	for {
-		old := d.at.Load()
-		if old >= int64(t) || d.at.CompareAndSwap(old, int64(t)) {
-			return
-		}
+	for old := d.at.Load(); old < int64(t) && !d.at.CompareAndSwap(old, int64(t)); {
+		old = d.at.Load()
 	}
 }
 
@@ -75,8 +65,6 @@ func (d *TickDeadline) Remaining() time.Duration {
 	return 0
 }
 
-func (d *TickDeadline) tick() tick           { return tick(d.at.Load()) }
-func (d *TickDeadline) passedAt(t tick) bool { at := d.tick(); return at != 0 && at <= t }
-func (d *TickDeadline) pendingAt(t tick) bool {
-	return d.tick() > t
-}
+func (d *TickDeadline) tick() tick            { return tick(d.at.Load()) }
+func (d *TickDeadline) passedAt(t tick) bool  { at := d.tick(); return at != 0 && at <= t }
+func (d *TickDeadline) pendingAt(t tick) bool { return d.tick() > t }
