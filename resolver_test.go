@@ -1093,7 +1093,7 @@ func TestOneAnnouncementForEver(t *testing.T) {
 					window := time.Duration(seconds) * time.Second
 					if d := c.moves(window); d >= 0 {
 						z.setAfter(d, nodeB)
-						time.Sleep(1)
+						time.Sleep(time.Nanosecond)
 					}
 					e.repeat(c.frame(seconds))
 					e.announce(c.frame(seconds))
@@ -1569,7 +1569,7 @@ func TestRefusedSuccessorIsLookedFor(t *testing.T) {
 					return addr == nodeA || addr == zoneAddr
 				}}})
 				z.setAfter(moves, nodeB)
-				time.Sleep(1)
+				time.Sleep(time.Nanosecond)
 				e.announce(naming(1, 15, c.successor))
 				time.Sleep(7 * time.Second)
 				at, to := e.dialledAt()
@@ -1754,7 +1754,7 @@ func TestCaseA4NullMovingReconnects(t *testing.T) {
 				want, from, to := nodeA, 7500*time.Millisecond, 8500*time.Millisecond
 				if moves >= 0 {
 					z.setAfter(moves, nodeB)
-					time.Sleep(1)
+					time.Sleep(time.Nanosecond)
 					want, from, to = nodeB, moves, moves+2*time.Second
 				}
 				e.announce(">4\r\n$6\r\nMOVING\r\n:0\r\n:15\r\n" + endpoint + "\r\n")

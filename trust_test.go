@@ -136,16 +136,15 @@ const (
 
 // home is a client over TLS of a server with the configured name, and a successor that a test chooses.
 type home struct {
-	t      *testing.T
-	ca     *authority
-	a, b   *batontest.Server
-	c      *Client
-	j      *journal
-	dials  *dialBook
-	atB    guests
-	said   atomic.Int64 // commands that b was given
-	user   *tls.Config  // what the client was configured with
-	change func(*Options)
+	t     *testing.T
+	ca    *authority
+	a, b  *batontest.Server
+	c     *Client
+	j     *journal
+	dials *dialBook
+	atB   guests
+	said  atomic.Int64 // commands that b was given
+	user  *tls.Config  // what the client was configured with
 }
 
 // newHome sets the scene. b has the certificate that cert gives, nil: it speaks plainly.
