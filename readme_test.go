@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"go/parser"
 	gotoken "go/token"
+	"log/slog"
 	"os"
 	"regexp"
 	"slices"
@@ -111,6 +112,21 @@ func TestReadmeListsEveryOption(t *testing.T) {
 	}
 	fields("Options", "")
 	fields("Maintenance", "Maintenance.")
+}
+
+func TestReadmeListsEveryEvent(t *testing.T) {
+	table := readme(t)
+	kinds := regexp.MustCompile(`EventKind = "([^"]+)"`).FindAllStringSubmatch(source(t, "conn.go"), -1)
+	if len(kinds) < 14 {
+		t.Fatalf("%d kinds of events", len(kinds))
+	}
+	row := map[slog.Level]string{slog.LevelInfo: "info", slog.LevelDebug: "debug", slog.LevelWarn: "warning"}
+	for _, kind := range kinds {
+		level := row[EventKind(kind[1]).level()]
+		if !regexp.MustCompile("(?m)^\\| " + level + " \\|.*`" + kind[1] + "`").MatchString(table) {
+			t.Errorf("the README does not list %q as %s", kind[1], level)
+		}
+	}
 }
 
 // The seven files can be copied under any import path, and a file names only what stands in earlier ones.
