@@ -119,7 +119,7 @@ func failAll(cut []*message, cause error, sent bool) {
 func attended(cut []*message) (commands int) {
 	for _, m := range cut {
 		if !m.abandoned {
-			commands += m.want
+			commands += m.want - m.got
 		}
 	}
 	return commands
@@ -175,7 +175,7 @@ func (q *queue) removeLocked(m *message, p place) {
 		m.next.prev = m.prev
 	}
 	m.next, m.prev, m.place = nil, nil, p
-	q.commands -= m.want
+	q.commands -= m.want - m.got
 	q.bytes -= len(m.buf)
 }
 

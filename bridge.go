@@ -75,7 +75,7 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 		c.events = make(chan Event, 256)
 	}
 	if err := c.dialFirst(ctx); err != nil {
-		c.cancel()
+		c.Close()
 		return nil, err
 	}
 	if c.events != nil {
@@ -257,7 +257,7 @@ type Stats struct {
 
 	InFlight, Backlog int     // commands written and unanswered, and waiting unwritten
 	Conns             int     // connections that are ready, lingering ones included
-	LastHandoff       Handoff // the one that was announced last, of all connections together
+	LastHandoff       Handoff // the one that began last, of all connections together; a renewal has no Seq and no Successor
 }
 
 // Stats tells how the client is doing.
@@ -492,7 +492,7 @@ func (b *bridge) noConnectionLocked() error {
 
 // failureLocked is a failure that says so if it came during maintenance.
 func (b *bridge) failureLocked(cause error) error {
-	if cause != ErrClosed && (b.hand.phase != PhaseDone || b.c.relax.open(now())) {
+	if cause != ErrClosed && (b.hand.phase != PhaseDone && !b.quest.renewal || b.c.relax.open(now())) {
 		return fmt.Errorf("%w: %w", ErrMaintenance, cause)
 	}
 	return cause
@@ -522,9 +522,9 @@ func (b *bridge) await(ctx context.Context, m *message) (own bool, err error) {
 
 // giveUp ends the wait for m because ctx is over, or because the sweep or Close asked for it, unless m is popped.
 func (b *bridge) giveUp(ctx context.Context, m *message) (gone, own bool, err error) {
+	cause := ctx.Err() // user code, perhaps
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	cause := ctx.Err()
 	switch own = m.place == queued; {
 	case m.place == popped:
 		return false, false, nil
@@ -618,6 +618,10 @@ func (b *bridge) unsentLocked(c *conn, unsent []*message) {
 		b.quest.retry(t, 0)
 		if b.hand.phase != PhaseDone {
 			b.old = c
+		} else {
+			b.lastDialErr = c.broken
+		}
+		if b.hand.phase == PhasePreparing {
 			b.quest.again = max(b.quest.again-1, 0) // the dial that follows has another reason
 		}
 		b.emitLocked(Event{Kind: EventLost, Addr: c.addr, Err: c.broken})
@@ -752,7 +756,7 @@ func (b *bridge) joinLocked(a announcement, t, moment tick) {
 		return
 	}
 	if a.number != b.quest.number {
-		b.hand.budget = b.c.opts.Maintenance.HoldCap
+		b.hand.budget, b.lastDialErr = b.c.opts.Maintenance.HoldCap, nil
 	}
 	b.record = Handoff{Seq: a.seq, Successor: a.successor, Received: a.wall}
 	b.old = nil
@@ -810,13 +814,24 @@ func (b *bridge) readOnlyLocked(c *conn) {
 	}
 }
 
+// cancelDialLocked ends the dial that is under way, which is not a failure then.
+func (b *bridge) cancelDialLocked() {
+	if b.cancelDial != nil {
+		b.cancelDial()
+		b.cancelDial = nil
+	}
+}
+
 // stepLocked feeds the machine and carries out what it says.
 func (b *bridge) stepLocked(e happening, t tick) {
+	if b.closed {
+		return
+	}
 	switch b.hand.step(e, t) {
 	case prepare:
 		b.emitLocked(Event{Kind: EventPreparing})
-		if b.cancelDial != nil && e == joined {
-			b.cancelDial()
+		if e == joined {
+			b.cancelDialLocked()
 		}
 		if e == replacementEnded { // what was held flows again
 			b.clockFrom = t
@@ -832,8 +847,8 @@ func (b *bridge) stepLocked(e happening, t tick) {
 	case giveUp:
 		b.givenUp++
 		b.clockFrom = t
-		if b.cancelDial != nil && b.cur != nil {
-			b.cancelDial()
+		if b.cur != nil {
+			b.cancelDialLocked()
 		}
 		b.emitLocked(Event{Kind: EventGivenUp, Err: b.lastDialErr})
 		poke(b.dialKick) // it may be asleep for long
@@ -969,12 +984,12 @@ func (b *bridge) dial() {
 func (b *bridge) arrived(c *conn, err error, attempt uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.cancelDial = nil
 	t := now()
-	stale := attempt < b.quest.number
+	cancelled, stale := b.cancelDial == nil, attempt < b.quest.number
+	b.cancelDial = nil
 	replaces := b.hand.phase == PhasePreparing && !stale
 	switch {
-	case err != nil && (stale || !b.needLocked()): // it was cancelled; the next attempt, if there is one, has its own moment
+	case err != nil && (cancelled || !b.needLocked()): // the next attempt, if there is one, has its own moment
 	case err != nil:
 		b.lastDialErr = err
 		b.quest.retry(t, 1)
@@ -1101,7 +1116,7 @@ func (b *bridge) keepAliveLocked(t tick) {
 		return
 	}
 	if due := tick(c.lastRead.Load()).add(every); t < due || b.outstandingLocked() > 0 || b.hand.phase == PhaseHolding {
-		b.armLocked(max(due, t.add(every/4)))
+		b.armLocked(max(due, t.add(max(every/4, time.Millisecond))))
 		return
 	}
 	m := newMessage(&b.c.messages, 1)

@@ -252,7 +252,9 @@ func splitEndpoint(addr string) (host, port string) {
 	if strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]") {
 		host = host[1 : len(host)-1]
 	}
-	if _, err := netip.ParseAddr(host); err != nil && strings.Contains(host, ":") {
+	if ip, err := netip.ParseAddr(host); err == nil {
+		host = ip.Unmap().String() // one spelling for each
+	} else if strings.Contains(host, ":") {
 		return "", ""
 	}
 	return host, port
@@ -494,13 +496,16 @@ func (c *conn) write(p outBuffer) {
 			}
 		}
 	}
+	if err != nil {
+		err = fmt.Errorf("baton: connection to %s lost: write: %w", c.addr, err)
+	}
 	c.mu.Lock()
 	c.writing = false
 	if cap(p.tail) <= 4*maxCopy {
 		c.spare = p.tail[:0]
 	}
 	if err != nil {
-		c.breakLocked(fmt.Errorf("baton: connection to %s lost: write: %w", c.addr, err))
+		c.breakLocked(err)
 		// Replies that have arrived can still be read after a reset or a broken pipe. A second is far more than reading what is
 		// there takes, and ends the wait for a peer that is gone.
 		time.AfterFunc(time.Second, func() { c.raw.Close() })
@@ -637,7 +642,7 @@ func (c *conn) answer(run []frame) (err error) {
 		}
 		n := min(len(run)-i, m.want-m.got)
 		d := delivery{m: m, replies: run[i : i+n], at: m.got, final: m.got+n == m.want, unattended: m.abandoned}
-		i, m.got = i+n, m.got+n
+		i, m.got, c.inFlight.commands = i+n, m.got+n, c.inFlight.commands-n
 		if d.final {
 			c.inFlight.removeLocked(m, popped)
 			if len(m.buf) > maxCopy && m.end > c.wrote.Load() {
@@ -775,7 +780,7 @@ func (o Options) dialOnce(ctx context.Context, network, addr string) (c *conn, e
 		err = cmp.Or(err, net.ErrClosed)
 	}
 	if err != nil {
-		c.raw.Close()
+		go c.raw.Close() // a user's code, which may block
 	}
 	c.lastRead.Store(int64(now()))
 	return c, err
@@ -894,13 +899,14 @@ func (o *Options) exchange(c *conn, steps ...step) (replies []Reply, err error) 
 		case ok && len(replies) < len(steps):
 			s, r := steps[len(replies)], c.dec.reply(f)
 			replies = append(replies, r)
-			if refusal, ok := r.Err().(*ServerError); ok && o.Password != "" { // which some servers repeat
+			if refusal, ok := r.Err().(*ServerError); ok && o.Password != "" { // which some servers repeat, if it is long only in part
 				refusal.Message = strings.ReplaceAll(refusal.Message, o.Password, "***")
+				refusal.Message, _, _ = strings.Cut(refusal.Message, o.Password[:min(len(o.Password), 8)])
 			}
 			if s.must && r.Err() != nil {
 				return nil, fmt.Errorf("%s: %w", s.command, r.Err())
 			}
-		case (ok || bad != nil) && o.Password != "" && bytes.Contains(c.dec.buf, []byte(o.Password)):
+		case (ok || bad != nil) && o.Password != "" && bytes.Contains(c.dec.buf, []byte(o.Password[:min(len(o.Password), 8)])):
 			err = errors.New("protocol error, in which the password is repeated")
 		case ok:
 			err = fmt.Errorf("a reply that no command asked for: %.60q", c.dec.buf[f.start:f.end])

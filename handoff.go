@@ -90,7 +90,7 @@ func usableEndpoint(text string) string {
 	if host == "" || host == "?" || port == "" || len(host) > 253 { // the longest name that DNS knows
 		return ""
 	}
-	return net.JoinHostPort(host, port)
+	return net.JoinHostPort(strings.TrimSuffix(host, "."), port)
 }
 
 // relaxation is the relaxed windows of a client: while one is open, timeouts count as no less than the relaxed one. It only loosens.

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -109,6 +110,7 @@ type quest struct {
 	tried   uint64        // the number of the last announcement whose successor was dialled, or what was found
 	at      tick          // the next dial is not before
 	last    tick          // the last dial began
+	spaced  tick          // and this one is not before, so that handoffs that follow each other closely are apart
 	tries   int           // dials in a row that failed or brought a connection that did not last, and the one that replaces the last
 
 	chain    int // handoffs that each began before the one before was long over
@@ -128,7 +130,7 @@ func (q *quest) join(a announcement, t, moment, latest tick, connected bool) {
 	if a.number != q.number {
 		q.again = 0
 	}
-	q.number, q.renewal, q.tried, q.jitter = a.number, a.renewal, 0, 0 // tried: what was dialled before may be stale
+	q.number, q.renewal, q.tried, q.jitter, q.spaced = a.number, a.renewal, 0, 0, 0 // tried: what was dialled before may be stale
 	if !connected {
 		return
 	}
@@ -145,7 +147,8 @@ func (q *quest) join(a announcement, t, moment, latest tick, connected bool) {
 	}
 	if q.chain > 2 { // a server that sends us on and on, or two that send us to each other, are not followed in a tight loop
 		spacing := min(500*time.Millisecond<<min(q.chain-3, 5), maxSpacing)
-		q.at = max(q.at, min(q.last.add(spacing), latest))
+		q.spaced = min(q.last.add(spacing), latest)
+		q.at = max(q.at, q.spaced)
 	}
 	q.chainEnd = max(a.deadline(), q.at.add(maxSpacing))
 }
@@ -154,7 +157,7 @@ func (q *quest) join(a announcement, t, moment, latest tick, connected bool) {
 func (q *quest) begun(to target, t tick) { q.last, q.tried = t, max(q.tried, to.number) }
 
 // hasten has what the poll found dialled.
-func (q *quest) hasten(t tick) { q.at, q.tried = t.add(q.jitter), 0 }
+func (q *quest) hasten(t tick) { q.at, q.tried = max(t.add(q.jitter), q.spaced), 0 }
 
 // retry sets the moment of the next dial after one that was of no use, and was at least so much of a failure: at once when a connection
 // is lost after a long life, else with back-off, so that a server that refuses us, or hangs up on us, is not dialled in a tight loop.
@@ -166,7 +169,7 @@ func (q *quest) retry(t tick, least int) {
 
 // unnamed says that q finds no other place named: none is, or the one where its connection was already when it set out.
 func (q *quest) unnamed(a *announcement, here location) bool {
-	there := a.successor == here.addr || a.successor == here.remote
+	there := strings.EqualFold(a.successor, here.addr) || a.successor == here.remote
 	return a.successor == "" || there && (here.attempt < a.number || q.number == a.number)
 }
 
@@ -195,7 +198,7 @@ func (p *pin) plan(t tick, q *quest, here location) (at tick, to target) {
 	}
 	inTurn := t < a.half() || t < a.deadline() && max(q.tries-1, 0)%2 == 0
 	switch {
-	case place != "" && (q.tried != a.number || inTurn):
+	case place != "" && (q.tried != a.number && (q.number == a.number || t < a.deadline()) || inTurn):
 		to.addr, to.number, to.named = place, a.number, named
 		return q.at, to
 	case place != "" || here.addr == "": // without a connection there is nothing to wait for

@@ -41,7 +41,7 @@ func (p *pinned) goesTo(t *testing.T, failures int, want string) {
 
 // next is where a bridge that has no connection dials after so many failures.
 func (p *pinned) next(failures int) target {
-	_, to := p.plan(p.t, &quest{tries: failures + 1, tried: p.tried}, location{})
+	_, to := p.plan(p.t, &quest{number: p.a.number, tries: failures + 1, tried: p.tried}, location{})
 	return to
 }
 
