@@ -52,7 +52,7 @@ type Client struct {
 
 // Dial connects and returns when the first connection is ready, or says why it is not: errors.As finds a *ServerError (WRONGPASS,
 // NOAUTH, NOPERM, …), a *net.OpError, a TLS error; errors.Is finds context.DeadlineExceeded when DialTimeout or ctx ran out. Only a
-// server that is loading is asked again. After an error nothing is left behind. ctx bounds this call alone, not the client.
+// server that says LOADING, MASTERDOWN or BUSY is asked again. After an error nothing is left behind. ctx bounds this call alone, not the client.
 func Dial(ctx context.Context, opts Options) (*Client, error) {
 	opts, err := opts.resolved()
 	if err != nil {
@@ -314,9 +314,9 @@ func (c *Client) Shutdown(ctx context.Context) error {
 }
 
 // Renew replaces every connection by one whose dial began after the call: after credentials, certificates or addresses changed. No
-// command fails because of it. It returns when all are replaced, nil, or when for one of them DialTimeout has passed in vain, with the
-// error of the last dial; the old connection then serves on. A handoff that was announced comes first, and is joined by Renew if its
-// dial is yet to begin. When ctx ends Renew returns at once, and what it has begun goes on.
+// command fails because of it. It returns when all are replaced, nil, or when DialTimeout (relaxed, during maintenance) has passed in
+// vain for one of them, with the error of the last dial; the old connection then serves on. A handoff that is under way comes first, and
+// what it brings may do. When ctx ends Renew returns at once, and what it has begun goes on.
 func (c *Client) Renew(ctx context.Context) error {
 	t, wall, results := now(), time.Now(), make(chan error, len(c.bridges))
 	for _, b := range c.bridges {
@@ -404,7 +404,7 @@ type bridge struct {
 	dialling    bool // the dialler's goroutine runs
 	quest       quest
 	cancelDial  context.CancelFunc
-	lastDialErr error // of the last dial, if it failed
+	lastDialErr error // why there is no connection, or no replacement: of the last dial, if it failed, or of the loss
 	connected   bool  // there was a connection once
 	currentAt   tick  // cur became current, or the last one was lost
 	clockFrom   tick  // what stands in the backlog since before counts as given then: a hold or a handoff has just ended

@@ -172,7 +172,7 @@ const (
 	EventOldClosed    EventKind = "old connection closed"  // of a handoff
 	EventGivenUp      EventKind = "handoff given up"       // it ended without a replacement; the current connection serves on
 	EventLost         EventKind = "connection lost"        // without notice
-	EventConnected    EventKind = "connected again"        // a bridge that had no connection has one
+	EventConnected    EventKind = "connected again"        // a bridge that had lost its connection has one again, outside of a handoff
 	EventRefused      EventKind = "notifications refused"  // the server will announce nothing, and Err says why; reported once
 )
 
@@ -190,7 +190,7 @@ func (k EventKind) level() slog.Level {
 type Event struct {
 	Kind         EventKind
 	Time         time.Time
-	Addr         string // of the connection it happened to, as dialled
+	Addr         string // of the connection it happened to, as dialled; of a dial that failed Err says where it went
 	Notification string // "MOVING" and so on
 	Successor    string // as announced; empty: none was named
 	Seq          int64

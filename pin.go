@@ -127,7 +127,8 @@ func (q *quest) mayAgain(number uint64) bool { return q.number != number || q.ag
 // join sets out at moment for what a promises. latest is when a dial is due even if that is close upon the one before: better soon than
 // too late. Without a connection the next dial has its moment already, and an announcement does not hurry it: it may be one of many.
 func (q *quest) join(a announcement, t, moment, latest tick, connected bool) {
-	if a.number != q.number {
+	known := a.number == q.number
+	if !known {
 		q.again = 0
 	}
 	q.number, q.renewal, q.tried, q.jitter, q.spaced = a.number, a.renewal, 0, 0, 0 // tried: what was dialled before may be stale
@@ -136,7 +137,7 @@ func (q *quest) join(a announcement, t, moment, latest tick, connected bool) {
 	}
 	q.jitter = jitter(a.window)
 	q.at = moment.add(q.jitter)
-	if q.again > 0 || a.asked {
+	if known || a.asked {
 		return // they are bounded otherwise
 	}
 	if q.chain++; t >= q.chainEnd {
@@ -182,8 +183,8 @@ type target struct {
 }
 
 // plan is when the next dial of q is, and where it goes if that is not after t. A named successor, or what the poll found in place of
-// one, is dialled at q's own moment; while it fails the configured address takes turns with it from half of the window on, when something
-// new can be expected there, and which is waited for if there is neither. The deadline ends the pin, but not before one dial with it.
+// one, is dialled at q's own moment. Something new can be expected at the configured address from half of the window on: then it takes
+// turns with what fails, and without either it is waited for. The deadline ends the pin, but not before one dial with it.
 func (p *pin) plan(t tick, q *quest, here location) (at tick, to target) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
