@@ -38,8 +38,8 @@ const (
 type signal uint8
 
 const (
-	done signal = iota // the message is complete and the caller's again; sent exactly once, by who popped it
-	look               // the sweep or Close wants the caller to give up; sent at most once, under the lock
+	done signal = iota // the message is the caller's again, and nobody else touches it from now on; sent exactly once, by who popped it
+	look               // the sweep or Close wants the caller to give up; sent under the lock, while no signal waits to be received
 )
 
 // message is one command, batch or internal command: bytes to write and replies to come.
@@ -59,7 +59,6 @@ type message struct {
 	next, prev *message
 	place      place
 	abandoned  bool  // nobody waits for it
-	poked      bool  // look was sent
 	begin, end int64 // where it stands in its connection's count of bytes, while in flight
 	got        int   // replies assigned to it so far
 
@@ -70,7 +69,7 @@ type message struct {
 	dst     []byte
 	err     error
 
-	signals chan signal // of capacity two, so that neither of the two that are ever sent can block
+	signals chan signal // of capacity two, so that neither done nor the one look that can stand before it ever blocks
 	pool    *sync.Pool  // where it goes when it is recycled
 }
 
@@ -97,9 +96,6 @@ func (m *message) recycle() {
 	m.pool.Put(m)
 }
 
-// finish hands a popped message to its caller, who may recycle it at once: nothing of m may be touched afterwards.
-func (m *message) finish() { m.signals <- done }
-
 // failAll completes popped messages, which were sent or not, with the cause of their failure. The replies that came stay.
 func failAll(cut []*message, cause error, sent bool) {
 	for _, m := range cut {
@@ -111,7 +107,7 @@ func failAll(cut []*message, cause error, sent bool) {
 		for i := m.got; i < len(m.replies); i++ {
 			m.replies[i] = failure(m.err)
 		}
-		m.finish()
+		m.signals <- done
 	}
 }
 
@@ -145,36 +141,33 @@ func (q *queue) attendedLocked() bool {
 
 func (q *queue) pushLocked(m *message, p place) { q.insertLocked(m, q.tail, p) }
 
+// nextLocked is where the queue notes what stands behind m, and prevLocked what stands before it; nil is beyond either end.
+func (q *queue) nextLocked(m *message) **message {
+	if m == nil {
+		return &q.head
+	}
+	return &m.next
+}
+
+func (q *queue) prevLocked(m *message) **message {
+	if m == nil {
+		return &q.tail
+	}
+	return &m.prev
+}
+
 // insertLocked puts m behind after, nil being the front; its new owner is p's.
 func (q *queue) insertLocked(m, after *message, p place) {
-	m.place, m.prev = p, after
-	if after == nil {
-		m.next, q.head = q.head, m
-	} else {
-		m.next, after.next = after.next, m
-	}
-	if m.next == nil {
-		q.tail = m
-	} else {
-		m.next.prev = m
-	}
+	m.prev, m.next, m.place = after, *q.nextLocked(after), p
+	*q.nextLocked(m.prev), *q.prevLocked(m.next) = m, m
 	q.commands += m.want
 	q.bytes += len(m.buf)
 }
 
 // removeLocked takes m out; its new owner is p's.
 func (q *queue) removeLocked(m *message, p place) {
-	if m.prev == nil {
-		q.head = m.next
-	} else {
-		m.prev.next = m.next
-	}
-	if m.next == nil {
-		q.tail = m.prev
-	} else {
-		m.next.prev = m.prev
-	}
-	m.next, m.prev, m.place = nil, nil, p
+	*q.nextLocked(m.prev), *q.prevLocked(m.next) = m.next, m.prev
+	m.prev, m.next, m.place = nil, nil, p
 	q.commands -= m.want - m.got
 	q.bytes -= len(m.buf)
 }
@@ -208,12 +201,11 @@ func (q *queue) admitsLocked(m *message, commands, bytes int) bool {
 	return q.empty() || q.commands+m.want <= commands && q.bytes+len(m.buf) <= bytes
 }
 
-// sweepLocked wakes the callers of all messages that began to wait at limit or before, once; what stands in line since before from
+// sweepLocked wakes the callers of all messages that began to wait at limit or before; what stands in line since before from
 // counts as begun then. Nothing overtakes in a queue, so it goes on only while it finds some: in an orderly one it looks at the head.
 func (q *queue) sweepLocked(from, limit tick) {
 	for m := q.head; m != nil && max(m.start, from) <= limit; m = m.next {
-		if !m.poked && !m.abandoned {
-			m.poked = true
+		if !m.abandoned && len(m.signals) == 0 {
 			m.signals <- look
 		}
 	}

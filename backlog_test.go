@@ -82,7 +82,7 @@ func TestTheQueuesAgreeWithANaiveModel(t *testing.T) {
 				if alive[m] {
 					t.Fatal("the pool gave out a message that is in use")
 				}
-				if m.next != nil || m.prev != nil || m.got != 0 || m.abandoned || m.poked || m.err != nil || m.dst != nil || len(m.signals) != 0 || len(m.buf) != 0 {
+				if m.next != nil || m.prev != nil || m.got != 0 || m.abandoned || m.err != nil || m.dst != nil || len(m.signals) != 0 || len(m.buf) != 0 {
 					t.Fatalf("the pool gave out a message that is not clean: %+v", m)
 				}
 				m.buf = append(m.buf, make([]byte, random.IntN(50))...)
@@ -126,7 +126,7 @@ func TestTheQueuesAgreeWithANaiveModel(t *testing.T) {
 				}
 				backlog.q.sweepLocked(0, 1)
 				for _, m := range backlog.model {
-					if len(m.signals) != 1 || !m.poked {
+					if len(m.signals) != 1 {
 						t.Fatalf("a message that is late has %d signals", len(m.signals))
 					}
 				}
@@ -152,7 +152,7 @@ func TestARecycledMessageHasNoSignalsLeft(t *testing.T) {
 	q.sweepLocked(0, never)
 	q.sweepLocked(0, never) // it looks once
 	q.removeLocked(m, popped)
-	m.finish()
+	m.signals <- done
 	if len(m.signals) != 2 {
 		t.Fatalf("%d signals, want look and done", len(m.signals))
 	}

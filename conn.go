@@ -414,12 +414,10 @@ type conn struct {
 	deliveries []delivery
 }
 
-// delivery is what one read brought to one message: its replies from at on.
+// delivery is what one read brought to one message: the last of the replies that it has got.
 type delivery struct {
-	m                 *message
-	replies           []frame
-	at                int
-	final, unattended bool
+	m       *message
+	replies []frame
 }
 
 // outBuffer is what is to be written, large messages by reference. Once taken out it is the writer's, until its write has returned.
@@ -433,9 +431,8 @@ func (c *conn) enqueueLocked(m *message) {
 	if c.inFlight.empty() {
 		c.quietFrom = max(c.quietFrom, m.start)
 	}
-	m.begin = c.given
-	c.given += int64(len(m.buf))
-	m.end = c.given
+	m.begin, m.end = c.given, c.given+int64(len(m.buf))
+	c.given = m.end
 	if len(m.buf) <= maxCopy {
 		c.out.tail = append(c.out.tail, m.buf...)
 	} else {
@@ -641,15 +638,14 @@ func (c *conn) answer(run []frame) (err error) {
 			break
 		}
 		n := min(len(run)-i, m.want-m.got)
-		d := delivery{m: m, replies: run[i : i+n], at: m.got, final: m.got+n == m.want, unattended: m.abandoned}
+		c.deliveries = append(c.deliveries, delivery{m, run[i : i+n]})
 		i, m.got, c.inFlight.commands = i+n, m.got+n, c.inFlight.commands-n
-		if d.final {
+		if m.got == m.want {
 			c.inFlight.removeLocked(m, popped)
 			if len(m.buf) > maxCopy && m.end > c.wrote.Load() {
 				m.buf = nil // the reply overtook the return of the write, which may refer to it still
 			}
 		}
-		c.deliveries = append(c.deliveries, d)
 	}
 	c.owner.answeredLocked(c, i)
 	for _, f := range run[:i] {
@@ -667,24 +663,22 @@ func (c *conn) answer(run []frame) (err error) {
 }
 
 // complete stores replies in their message, which the reader owns or, where more replies are to come, alone may write; with the
-// last one it hands the message to its caller.
+// last one it hands the message to its caller, or recycles it if that has left.
 func (c *conn) complete(d delivery) {
-	m := d.m
+	m, final := d.m, d.m.got == d.m.want // no other goroutine counts them
 	switch {
-	case d.unattended && d.final:
+	case final && m.abandoned:
 		m.recycle()
 		return
-	case d.unattended:
-		return
 	case m.replies != nil:
-		c.dec.replies(d.replies, m.replies[d.at:])
+		c.dec.replies(d.replies, m.replies[m.got-len(d.replies):])
 	case m.appending:
 		m.dst, m.err = c.dec.appendText(m.dst, d.replies[0])
 	default:
 		m.reply = c.dec.reply(d.replies[0])
 	}
-	if d.final {
-		m.finish()
+	if final {
+		m.signals <- done
 	}
 }
 
@@ -831,13 +825,12 @@ func (o *Options) handshake(ctx context.Context, c *conn) error {
 func (o *Options) hello(c *conn) error {
 	hello := step{command: "HELLO 3", must: o.Maintenance.Mode == Enabled}
 	var two []step // what does the same in protocol 2
-	switch {
-	case o.Username != "":
-		hello.args = []any{"AUTH", o.Username, o.Password}
+	if o.Username != "" || o.Password != "" {
+		hello.args = []any{"AUTH", cmp.Or(o.Username, "default"), o.Password}
 		two = []step{{"AUTH", hello.args[1:], true}}
-	case o.Password != "":
-		hello.args = []any{"AUTH", "default", o.Password}
-		two = []step{{"AUTH", hello.args[2:], true}} // servers before ACLs take no name
+		if o.Username == "" {
+			two[0].args = hello.args[2:] // servers before ACLs take no name
+		}
 	}
 	if o.ClientName != "" {
 		hello.args = append(hello.args, "SETNAME", o.ClientName)
