@@ -33,19 +33,17 @@ import (
 // Client is a Redis client. All its methods may be called by any number of goroutines at the same time.
 type Client struct {
 	// Set by Dial, read-only afterwards.
-	opts    Options // resolved
-	bridges []*bridge
-	events  chan Event // nil if nobody listens
-	ctx     context.Context
-	cancel  context.CancelFunc // ends dials and the goroutine of the events
-
-	counter atomic.Uint64 // numbers dials and announcements in the order in which they begin
-	turn    atomic.Uint32 // whose bridge is next
-	lost    atomic.Uint64 // events nobody had room for
-	deaf    atomic.Bool   // that there are no notifications was told
-	pin     pin
-	relax   relaxation
-
+	opts     Options // resolved
+	bridges  []*bridge
+	events   chan Event // nil if nobody listens
+	ctx      context.Context
+	cancel   context.CancelFunc // ends dials and the goroutine of the events
+	counter  atomic.Uint64      // numbers dials and announcements in the order in which they begin
+	turn     atomic.Uint32      // whose bridge is next
+	lost     atomic.Uint64      // events nobody had room for
+	deaf     atomic.Bool        // that there are no notifications was told
+	pin      pin
+	relax    relaxation
 	messages sync.Pool     // of *message
 	idle     chan struct{} // of capacity one: while shutting down, something became idle
 }
@@ -362,8 +360,7 @@ func (c *Client) waiting(a announcement, found bool) (any bool) {
 	return any
 }
 
-// report is the goroutine on which the user's Logger and OnEvent run. It ends when the client is closed and what was emitted
-// before is reported.
+// report is the goroutine on which the user's Logger and OnEvent run. It ends when the client is closed and all is reported.
 func (c *Client) report() {
 	for over := false; !over || len(c.events) > 0; {
 		select {
@@ -412,11 +409,11 @@ type bridge struct {
 	renewal announcement            // what Renew, MaxAge or a failover asks for: a connection whose dial began after it; number 0: nothing
 	renews  map[chan<- error]uint64 // the calls of Renew that wait for it, with their numbers
 	renewAt tick                    // when MaxAge asks for the next; 0: never
+	timerAt tick                    // when tick runs; 0: not armed
+	sweepAt tick                    // 0: nothing waited at the last sweep
 
-	timerAt tick // 0: not armed
-	sweepAt tick // 0: nothing waited at the last sweep
+	draining, closed bool
 
-	draining, closed                                                      bool
 	sent, answered, failed, timedOut, held, reconnects, handoffs, givenUp uint64 // as in Stats
 }
 
@@ -616,13 +613,14 @@ func (b *bridge) unsentLocked(c *conn, unsent []*message) {
 		}
 		b.cur, b.currentAt = nil, t
 		b.quest.retry(t, 0)
-		if b.hand.phase != PhaseDone {
-			b.old = c
-		} else {
+		switch b.hand.phase {
+		case PhaseDone:
 			b.lastDialErr = c.broken
-		}
-		if b.hand.phase == PhasePreparing {
+		case PhasePreparing:
 			b.quest.again = max(b.quest.again-1, 0) // the dial that follows has another reason
+			fallthrough
+		case PhaseHolding:
+			b.old = c
 		}
 		b.emitLocked(Event{Kind: EventLost, Addr: c.addr, Err: c.broken})
 		b.stepLocked(currentEnded, t)
@@ -814,14 +812,6 @@ func (b *bridge) readOnlyLocked(c *conn) {
 	}
 }
 
-// cancelDialLocked ends the dial that is under way, which is not a failure then.
-func (b *bridge) cancelDialLocked() {
-	if b.cancelDial != nil {
-		b.cancelDial()
-		b.cancelDial = nil
-	}
-}
-
 // stepLocked feeds the machine and carries out what it says.
 func (b *bridge) stepLocked(e happening, t tick) {
 	if b.closed {
@@ -830,8 +820,9 @@ func (b *bridge) stepLocked(e happening, t tick) {
 	switch b.hand.step(e, t) {
 	case prepare:
 		b.emitLocked(Event{Kind: EventPreparing})
-		if e == joined {
-			b.cancelDialLocked()
+		if b.cancelDial != nil && e == joined {
+			b.cancelDial()
+			b.cancelDial = nil // so its end is no failure
 		}
 		if e == replacementEnded { // what was held flows again
 			b.clockFrom = t
@@ -847,8 +838,9 @@ func (b *bridge) stepLocked(e happening, t tick) {
 	case giveUp:
 		b.givenUp++
 		b.clockFrom = t
-		if b.cur != nil {
-			b.cancelDialLocked()
+		if b.cancelDial != nil && b.cur != nil {
+			b.cancelDial()
+			b.cancelDial = nil
 		}
 		b.emitLocked(Event{Kind: EventGivenUp, Err: b.lastDialErr})
 		poke(b.dialKick) // it may be asleep for long

@@ -310,8 +310,7 @@ func ParseURL(rawURL string) (Options, error) {
 	if err != nil {
 		return o, errors.New("baton: URL: not well formed")
 	}
-	host, _ := splitEndpoint(u.Host)
-	switch {
+	switch host, _ := splitEndpoint(u.Host); {
 	case u.Scheme == "unix" && u.Host == "":
 		o.Network, o.Addr = "unix", u.Path
 	case u.Scheme != "redis" && u.Scheme != "rediss" || host == "" && u.Host != "":
@@ -392,18 +391,17 @@ type conn struct {
 	kick     chan struct{}
 
 	// Guarded by mu.
-	inFlight        queue
-	out             outBuffer
-	spare           []byte // memory for the next out-buffer
-	given, taken    int64  // bytes: put into out since the beginning, and taken out to be written; the difference is in out
-	writing         bool   // somebody writes what was taken
-	awake           bool   // the flusher was kicked and has not gone back to sleep
-	busy            int    // a decayed peak of the commands in flight; tells a loaded connection from a quiet one
-	broken          error
-	retired         bool
-	readDone, ended bool
-	quietFrom       tick  // silence counts from here: a first command went out, or a long write got on
-	swept, sweptTo  int64 // taken and wrote at the last sweep
+	inFlight                 queue
+	out                      outBuffer
+	spare                    []byte // memory for the next out-buffer
+	given, taken             int64  // bytes: put into out since the beginning, and taken out to be written; the difference is in out
+	writing                  bool   // somebody writes what was taken
+	awake                    bool   // the flusher was kicked and has not gone back to sleep
+	busy                     int    // a decayed peak of the commands in flight; tells a loaded connection from a quiet one
+	broken                   error
+	retired, readDone, ended bool
+	quietFrom                tick  // silence counts from here: a first command went out, or a long write got on
+	swept, sweptTo           int64 // taken and wrote at the last sweep
 
 	lastRead atomic.Int64 // the tick of the last byte; written by the reader
 	wrote    atomic.Int64 // bytes that the socket took; moved by the writer, and still while nobody writes

@@ -103,17 +103,16 @@ type location struct {
 
 // quest is one bridge's search for its next connection, guarded by the bridge's lock.
 type quest struct {
-	number  uint64 // of the announcement, or the renewal, that the bridge joined last
-	renewal bool
-	again   int           // how often it was joined again
-	jitter  time.Duration // that is added for it
-	tried   uint64        // the number of the last announcement whose successor was dialled, or what was found
-	at      tick          // the next dial is not before
-	last    tick          // the last dial began
-	spaced  tick          // and this one is not before, so that handoffs that follow each other closely are apart
-	tries   int           // dials in a row that failed or brought a connection that did not last, and the one that replaces the last
-
-	chain    int // handoffs that each began before the one before was long over
+	number   uint64 // of the announcement, or the renewal, that the bridge joined last
+	renewal  bool
+	again    int           // how often it was joined again
+	jitter   time.Duration // that is added for it
+	tried    uint64        // the number of the last announcement whose successor was dialled, or what was found
+	at       tick          // the next dial is not before
+	last     tick          // the last dial began
+	spaced   tick          // and this one is not before, so that handoffs that follow each other closely are apart
+	tries    int           // dials in a row that failed or brought a connection that did not last, and the one that replaces the last
+	chain    int           // handoffs that each began before the one before was long over
 	chainEnd tick
 }
 

@@ -40,6 +40,9 @@ const typeBytes = "_$+:,#(=*%~->" + "!" /* KindError, too */ + "|" /* an attribu
 var kindNames = strings.Fields("null string status integer float boolean big-integer verbatim array map set error push")
 
 func (k Kind) String() string { return kindNames[k] }
+func (k Kind) isText() bool {
+	return k == KindString || k == KindStatus || k == KindVerbatim || k == KindBigInt
+}
 
 // ErrNull is what an accessor returns for a null reply: a missing key, a BLPOP whose time is up.
 var ErrNull = errors.New("baton: reply is null")
@@ -94,10 +97,7 @@ func accessed[T any](r *Reply, v T, fits bool, want string) (none T, err error) 
 }
 
 // Text returns a string, a status, a verbatim string without its "txt:", or the digits of a big integer.
-func (r Reply) Text() (string, error) {
-	fits := r.kind == KindString || r.kind == KindStatus || r.kind == KindVerbatim || r.kind == KindBigInt
-	return accessed(&r, r.str, fits, "text")
-}
+func (r Reply) Text() (string, error) { return accessed(&r, r.str, r.kind.isText(), "text") }
 
 // Bytes returns what Text does, as a copy that belongs to the caller.
 func (r Reply) Bytes() ([]byte, error) { s, err := r.Text(); return []byte(s), err }
@@ -456,7 +456,7 @@ func (d *decoder) replies(fs []frame, out []Reply) {
 
 // appendText appends the text of a frame to dst, by the rules of Reply.Text. Only a larger dst and errors take memory.
 func (d *decoder) appendText(dst []byte, f frame) ([]byte, error) {
-	if k := f.kind; k == KindString || k == KindStatus || k == KindVerbatim || k == KindBigInt {
+	if f.kind.isText() {
 		return append(dst, d.buf[f.start+f.tokens[0].at:][:f.tokens[0].n]...), nil
 	}
 	_, err := d.reply(f).Text()
