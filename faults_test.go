@@ -32,19 +32,16 @@ func TestADialThatFailsLeavesNothing(t *testing.T) {
 			}
 		}()
 	}
-	for range 5 {
+	eventually(t, "clients whose Dial failed are not in memory any more, but for the last", func() bool {
 		runtime.GC()
-		time.Sleep(10 * time.Millisecond)
-	}
-	left := 0
-	for _, w := range kept {
-		if w.Value() != nil {
-			left++
+		left := 0
+		for _, w := range kept {
+			if w.Value() != nil {
+				left++
+			}
 		}
-	}
-	if left > 1 {
-		t.Errorf("%d of 20 clients whose Dial failed are still in memory", left)
-	}
+		return left <= 1
+	})
 }
 
 type guard struct{ n [1024]int }
@@ -377,7 +374,7 @@ func TestAContextIsNotAskedUnderTheLock(t *testing.T) {
 	go func() { over <- c.Stats() }()
 	select {
 	case <-over:
-	case <-time.After(2 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("the client stands still while a user's context is asked")
 	}
 	ctx.mu.Unlock()
