@@ -684,9 +684,12 @@ func (b *bridge) pushed(c *conn, push Reply) {
 	b.mu.Lock()
 	b.notifiedLocked(c, n)
 	b.mu.Unlock()
+	if n.kind != moving {
+		return
+	}
 	for _, sibling := range b.c.bridges {
 		sibling.mu.Lock()
-		if n.kind == moving && sibling.cur.aliveLocked() && sibling.cur.deaf != nil {
+		if sibling.cur.aliveLocked() && sibling.cur.deaf != nil {
 			sibling.followLocked(now())
 		}
 		sibling.mu.Unlock()
@@ -817,13 +820,14 @@ func (b *bridge) stepLocked(e happening, t tick) {
 	if b.closed {
 		return
 	}
-	switch b.hand.step(e, t) {
+	a := b.hand.step(e, t)
+	if b.cancelDial != nil && (a == prepare && e == joined || a == giveUp && b.cur != nil) {
+		b.cancelDial()
+		b.cancelDial = nil // so its end is no failure
+	}
+	switch a {
 	case prepare:
 		b.emitLocked(Event{Kind: EventPreparing})
-		if b.cancelDial != nil && e == joined {
-			b.cancelDial()
-			b.cancelDial = nil // so its end is no failure
-		}
 		if e == replacementEnded { // what was held flows again
 			b.clockFrom = t
 			b.holdEndedLocked()
@@ -838,10 +842,6 @@ func (b *bridge) stepLocked(e happening, t tick) {
 	case giveUp:
 		b.givenUp++
 		b.clockFrom = t
-		if b.cancelDial != nil && b.cur != nil {
-			b.cancelDial()
-			b.cancelDial = nil
-		}
 		b.emitLocked(Event{Kind: EventGivenUp, Err: b.lastDialErr})
 		poke(b.dialKick) // it may be asleep for long
 		if b.quest.renewal {
@@ -886,7 +886,9 @@ func (b *bridge) holdEndedLocked() {
 func (b *bridge) becomeCurrentLocked(t tick) {
 	b.currentAt, b.connected, b.lastDialErr = t, true, nil
 	b.cur.wakeLocked()
-	b.armLocked(t.add(b.c.opts.KeepAlive))
+	if b.c.opts.KeepAlive > 0 {
+		b.armLocked(t.add(b.c.opts.KeepAlive))
+	}
 	b.ageLocked(t, b.c.opts.MaxAge)
 	b.renewedLocked(b.cur.attempt, nil)
 	b.followLocked(t)

@@ -1801,11 +1801,7 @@ func TestCaseC13NothingOfACutBatchIsSentAgain(t *testing.T) {
 		for _, key := range []string{"1", "2", "3", "4"} {
 			b.Add("DEL", key)
 		}
-		type result struct {
-			replies []Reply
-			err     error
-		}
-		got := later(func() result { r, err := c.DoBatch(background, &b); return result{r, err} })
+		got := batchLater(c, &b)
 		p.expects("DEL 1", "DEL 2", "DEL 3", "DEL 4")
 		p.says("+OK\r\n-READONLY You can't write against a read only replica.\r\n")
 		p.Close()

@@ -1340,11 +1340,7 @@ func TestABatchThatIsCutKeepsTheRepliesThatCame(t *testing.T) {
 			for i := range 4 {
 				b.Add("ECHO", i)
 			}
-			type result struct {
-				replies []Reply
-				err     error
-			}
-			got := later(func() result { r, err := c.DoBatch(background, &b); return result{r, err} })
+			got := batchLater(c, &b)
 			p.expects("ECHO 0", "ECHO 1", "ECHO 2", "ECHO 3")
 			for i := range replies {
 				p.says(fmt.Sprintf(":%d\r\n", i))

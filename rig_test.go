@@ -350,6 +350,17 @@ func later[T any](f func() T) (result func() T) {
 	return func() T { return <-results }
 }
 
+// batchResult is what DoBatch returned.
+type batchResult struct {
+	replies []Reply
+	err     error
+}
+
+// batchLater is later of a batch.
+func batchLater(c *Client, b *Batch) func() batchResult {
+	return later(func() batchResult { r, err := c.DoBatch(background, b); return batchResult{r, err} })
+}
+
 // dialer is the type of Options.Dialer.
 type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
 

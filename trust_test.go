@@ -180,6 +180,16 @@ func traffic(t *testing.T, c *Client, workers int, pause time.Duration) (stop fu
 	return stop
 }
 
+// diverted is dial, but for one address, where meets connects to somebody else.
+func diverted(dial dialer, address string, meets func(context.Context) (net.Conn, error)) dialer {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if addr == address {
+			return meets(ctx)
+		}
+		return dial(ctx, network, addr)
+	}
+}
+
 // distant is slow for servers that have names, which nobody can look up.
 func distant(dial dialer, rtt time.Duration) dialer {
 	return through(slow(dial, rtt), func(nc net.Conn) net.Conn { return nc.(*addressed).Conn })
@@ -619,13 +629,7 @@ func TestNoCredentialsWithoutTLS(t *testing.T) {
 				h := newHome(t, "unused.example.com:1", func(*authority) *tls.Certificate { return nil }, func(o *Options) {
 					o.TLS.RootCAs.AddCert(ca.cert)
 					o.Username, o.ClientName, o.DB = "default", "my-name", 3
-					serves := o.Dialer
-					o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-						if addr == successor {
-							return meets(ctx)
-						}
-						return serves(ctx, network, addr)
-					}
+					o.Dialer = diverted(o.Dialer, successor, meets)
 				})
 				stop := traffic(t, h.c, 2, 50*time.Millisecond)
 				h.a.Push("MOVING", 1, 8, successor)
@@ -748,15 +752,7 @@ func TestAPlainClientStaysPlain(t *testing.T) {
 		meets := r.dial(t, func(nc net.Conn) {
 			tls.Server(nc, &tls.Config{Certificates: []tls.Certificate{*ca.issue(homeName, nextName)}}).Handshake()
 		})
-		s := newStage(t, func(o *Options) {
-			serves := o.Dialer
-			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-				if addr == nextAddr {
-					return meets(ctx)
-				}
-				return serves(ctx, network, addr)
-			}
-		})
+		s := newStage(t, func(o *Options) { o.Dialer = diverted(o.Dialer, nextAddr, meets) })
 		stop := traffic(t, s.c, 2, 20*time.Millisecond)
 		s.a.Push("MOVING", 1, 10, nextAddr)
 		time.Sleep(4 * time.Second)
