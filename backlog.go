@@ -51,9 +51,12 @@ type message struct {
 	// Set by the caller before it gives the message away, and not changed until it is recycled. The bytes are the message's own:
 	// neither arguments nor a Batch are read after their call has returned.
 	buf       []byte
-	want      int // replies that answer it
-	start     tick
-	appending bool // the reply's text is appended to dst instead of becoming reply
+	want      int    // replies that answer it
+	start     tick   // when Timeout begins: with the call, or when the time is over that the command itself may take
+	blocks    bool   // it has its connection to itself, and takes it along when its caller leaves
+	lease     uint64 // of the session that it belongs to; 0: of none
+	fence     bool   // a PING, behind commands that are answered by push frames or errors
+	appending bool   // the reply's text is appended to dst instead of becoming reply
 
 	// Guarded by the bridge's lock.
 	next, prev *message
@@ -64,10 +67,11 @@ type message struct {
 
 	// Written by the reader while it delivers, by whoever pops the message before the signal, and read by the caller after it.
 	// An abandoned message's caller never looks again, so dst is not written then.
-	reply   Reply
-	replies []Reply // of a batch: want long
-	dst     []byte
-	err     error
+	reply    Reply
+	replies  []Reply // of a batch: want long
+	refusals []error // that came before the answer to a fence
+	dst      []byte
+	err      error
 
 	signals chan signal // of capacity two, so that neither done nor the one look that can stand before it ever blocks
 	pool    *sync.Pool  // where it goes when it is recycled

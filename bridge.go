@@ -16,15 +16,20 @@ package baton
 // bridge, then pin or relaxation; never two bridges.
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"net"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,7 +50,15 @@ type Client struct {
 	pin      pin
 	relax    relaxation
 	messages sync.Pool     // of *message
+	hub      *hub          // of the subscriptions
+	slots    chan struct{} // a token for each dedicated bridge in use
 	idle     chan struct{} // of capacity one: while shutting down, something became idle
+
+	mu        sync.Mutex // guards the rest; taken before a bridge's
+	dedicated []*bridge  // for blocking commands and sessions; never more than MaxDedicated, and never removed
+	free      []*bridge  // of these, not in use; the one used last at the end
+	refused   uint64     // commands that came to no bridge
+	ending    bool       // Shutdown or Close was called
 }
 
 // Dial connects and returns when the first connection is ready, or says why it is not: errors.As finds a *ServerError (WRONGPASS,
@@ -56,7 +69,7 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{opts: opts, idle: make(chan struct{}, 1)}
+	c := &Client{opts: opts, idle: make(chan struct{}, 1), slots: make(chan struct{}, opts.MaxDedicated)}
 	c.pin.configured, c.pin.grace = opts.Addr, max(opts.DialTimeout, opts.Maintenance.RelaxedTimeout)
 	looksUp := opts.Network == "tcp" && opts.Proxy == "" && (opts.Dialer == nil || opts.Resolver != nil)
 	if host, port := splitEndpoint(opts.Addr); looksUp && net.ParseIP(host) == nil {
@@ -65,10 +78,9 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 	c.relax.m = &c.opts.Maintenance
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	for range opts.Conns {
-		b := &bridge{c: c, dialKick: make(chan struct{}, 1), renews: map[chan<- error]uint64{}}
-		b.timer = time.AfterFunc(math.MaxInt64, b.tick)
-		c.bridges = append(c.bridges, b)
+		c.bridges = append(c.bridges, c.newBridge())
 	}
+	c.hub = newHub(c.newBridge())
 	if opts.OnEvent != nil || opts.Logger != nil {
 		c.events = make(chan Event, 256)
 	}
@@ -85,6 +97,19 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 		b.mu.Unlock()
 	}
 	return c, nil
+}
+
+func (c *Client) newBridge() *bridge {
+	b := &bridge{c: c, dialKick: make(chan struct{}, 1), renews: map[chan<- error]uint64{}}
+	b.timer = time.AfterFunc(math.MaxInt64, b.tick)
+	return b
+}
+
+// everyone is all bridges there are now.
+func (c *Client) everyone() []*bridge {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Concat(c.bridges, []*bridge{c.hub.b}, c.dedicated)
 }
 
 // dialFirst connects the first bridge, on its caller's goroutine.
@@ -134,9 +159,16 @@ func (c *Client) dial(ctx context.Context, attempt uint64, to target) (*conn, er
 
 // Do sends one command and waits for its reply. Arguments are strings, byte slices, integers, floats and booleans; anything else
 // is an error and nothing is sent. The error, if any, is in the reply. When ctx ends, Do returns at once.
-func (c *Client) Do(ctx context.Context, args ...any) Reply {
+//
+// A command that blocks (BLPOP, XREAD with BLOCK, …) has a connection to itself, and Timeout counts from when its own time is over;
+// never, if that is 0. If its caller leaves, that connection is closed, so that nothing is popped for nobody: what the server popped
+// just before is lost.
+func (c *Client) Do(ctx context.Context, args ...any) Reply { return c.do(ctx, nil, args) }
+
+// do is Do of the client, or of a session.
+func (c *Client) do(ctx context.Context, s *Session, args []any) Reply {
 	m := newMessage(&c.messages, 1)
-	own, err := c.send(ctx, m, args)
+	own, err := c.send(ctx, s, m, args)
 	if !own {
 		return failure(err)
 	}
@@ -153,7 +185,7 @@ func (c *Client) Do(ctx context.Context, args ...any) Reply {
 func (c *Client) DoAppend(ctx context.Context, dst []byte, args ...any) ([]byte, error) {
 	m := newMessage(&c.messages, 1)
 	m.appending, m.dst = true, dst
-	own, err := c.send(ctx, m, args)
+	own, err := c.send(ctx, nil, m, args)
 	if !own {
 		return dst, err
 	}
@@ -165,50 +197,126 @@ func (c *Client) DoAppend(ctx context.Context, dst []byte, args ...any) ([]byte,
 }
 
 // send is one command on its way: admitted, encoded, given to a bridge and waited for.
-func (c *Client) send(ctx context.Context, m *message, args []any) (own bool, err error) {
-	if err = admit(args); err == nil {
+func (c *Client) send(ctx context.Context, s *Session, m *message, args []any) (own bool, err error) {
+	limit := blocking
+	if s != nil {
+		limit = byHand
+	}
+	r, err := admit(args, limit)
+	if err == nil {
 		m.buf, err = appendCommand(m.buf, args)
 	}
 	if err != nil {
 		return true, err
 	}
-	return c.run(ctx, m)
+	var span time.Duration
+	if m.blocks = r.unit != 0; m.blocks {
+		span = r.blocksFor(args)
+	}
+	own, err = c.run(ctx, s, m, span)
+	if s != nil && r.exec {
+		err = aborted(err)
+	}
+	return own, err
 }
 
-// run gives m to a bridge and waits for its replies. own says whether m is the caller's again, to be recycled; it is not when the
-// caller left while m was in flight.
-func (c *Client) run(ctx context.Context, m *message) (own bool, err error) {
+// run gives m, which may block for span, to a bridge and waits for its replies. own says whether m is the caller's again, to be
+// recycled; it is not when the caller left while m was in flight.
+func (c *Client) run(ctx context.Context, s *Session, m *message, span time.Duration) (own bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return true, &commandError{err, false}
 	}
 	b := c.bridges[0]
-	if len(c.bridges) > 1 {
+	switch {
+	case s != nil:
+		b, m.lease = s.b, s.lease
+	case m.blocks:
+		if b, err = c.borrow(ctx, 0); err != nil {
+			c.mu.Lock()
+			c.refused += uint64(m.want)
+			c.mu.Unlock()
+			return true, &commandError{err, false}
+		}
+		own, err = b.run(ctx, m, span)
+		c.giveBack(b)
+		return own, err
+	case len(c.bridges) > 1:
 		b = c.bridges[c.turn.Add(1)%uint32(len(c.bridges))]
 	}
-	m.start = now()
-	if err := b.enter(m); err != nil {
-		return true, err
+	return b.run(ctx, m, span)
+}
+
+// borrow takes a bridge for one blocking command, or for a session of number lease, and waits if too many are in use. A blocking
+// command takes over the connection that was used last; a session begins with none.
+func (c *Client) borrow(ctx context.Context, lease uint64) (*bridge, error) {
+	select {
+	case c.slots <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-c.ctx.Done():
+		return nil, ErrClosed
 	}
-	return b.await(ctx, m)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ending {
+		<-c.slots
+		return nil, ErrClosed
+	}
+	i := len(c.free) - 1
+	for lease != 0 && i >= 0 && c.free[i].hasConn() {
+		i--
+	}
+	if i < 0 && len(c.dedicated) == c.opts.MaxDedicated {
+		i = 0 // every one is connected: the one that was not used for longest
+	}
+	if i < 0 {
+		b := c.newBridge()
+		b.lazy, b.lease = true, lease
+		c.dedicated = append(c.dedicated, b)
+		return b, nil
+	}
+	b := c.free[i]
+	c.free = slices.Delete(c.free, i, i+1)
+	b.lend(lease)
+	return b, nil
+}
+
+// giveBack makes room for who waits in borrow.
+func (c *Client) giveBack(b *bridge) {
+	c.mu.Lock()
+	c.free = append(c.free, b)
+	c.mu.Unlock()
+	<-c.slots
 }
 
 // Batch is a list of commands that are written together. The zero Batch is empty and ready. It is not for use by several
 // goroutines at the same time, and may be reused when the call that it was given to has returned.
 type Batch struct {
-	buf []byte
-	n   int
-	err error // of the first command that cannot be sent
+	buf     []byte
+	n       int
+	err     error         // of the first command that cannot be sent
+	reach   reach         // of the command that may be sent by the fewest,
+	refusal error         // and what the others say to it
+	blocks  bool          // one of the commands may block,
+	span    time.Duration // and all together for so long
+	exec    bool          // there is an EXEC among them
 }
 
 // Add adds a command. One that cannot be sent makes the batch unusable until Reset: the call that it is given to returns why,
 // and sends nothing.
 func (b *Batch) Add(args ...any) {
-	err := admit(args)
-	if err == nil {
-		b.buf, err = appendCommand(b.buf, args)
+	place := func(err error) error { return fmt.Errorf("%w (command %d of the batch)", err, b.n) }
+	r, refusal := admit(args, anywhere)
+	if r.reach > b.reach {
+		b.reach, b.refusal = r.reach, place(refusal)
 	}
-	if err != nil && b.err == nil {
-		b.err = fmt.Errorf("%w (command %d of the batch)", err, b.n)
+	if r.unit != 0 {
+		b.blocks, b.span = true, min(b.span+r.blocksFor(args), maxSpan)
+	}
+	b.exec = b.exec || r.exec
+	var err error
+	if b.buf, err = appendCommand(b.buf, args); err != nil && b.err == nil {
+		b.err = place(err)
 	}
 	b.n++
 }
@@ -217,28 +325,177 @@ func (b *Batch) Add(args ...any) {
 func (b *Batch) Len() int { return b.n }
 
 // Reset empties the batch, keeping its memory.
-func (b *Batch) Reset() { b.buf, b.n, b.err = b.buf[:0], 0, nil }
+func (b *Batch) Reset() { *b = Batch{buf: b.buf[:0]} }
 
 // DoBatch sends the commands of a batch in one piece and waits for all replies, which are in the order of the commands. It is not
 // a transaction. The error is nil if every reply came, though any of them may be a server's error. If some did not come, the
 // replies that did are returned, and the others are failures; if none did, or the call ended by ctx, Timeout or Close, none are.
+// Commands that block take the batch along to a connection of its own; their times add up.
 func (c *Client) DoBatch(ctx context.Context, b *Batch) ([]Reply, error) {
-	if b.err != nil || b.n == 0 {
+	return c.batch(ctx, nil, b, batched, false)
+}
+
+// batch sends a batch, as a transaction if tx.
+func (c *Client) batch(ctx context.Context, s *Session, b *Batch, limit reach, tx bool) ([]Reply, error) {
+	switch {
+	case b.err != nil || b.n == 0:
 		return nil, b.err
+	case b.reach > limit:
+		return nil, b.refusal
 	}
 	m := newMessage(&c.messages, b.n)
-	m.buf = append(m.buf, b.buf...)
-	m.replies = make([]Reply, b.n)
-	own, err := c.run(ctx, m)
+	if tx {
+		m.want += 2
+		m.buf = append(append(append(m.buf, "*1\r\n$5\r\nMULTI\r\n"...), b.buf...), "*1\r\n$4\r\nEXEC\r\n"...)
+	} else {
+		m.buf, m.blocks = append(m.buf, b.buf...), b.blocks
+	}
+	m.replies = make([]Reply, m.want)
+	span := b.span
+	if !m.blocks { // in a transaction nothing does
+		span = 0
+	}
+	own, err := c.run(ctx, s, m, span)
+	if s != nil && (tx || b.exec) {
+		err = aborted(err)
+	}
 	if !own {
 		return nil, err
 	}
 	replies := m.replies
-	if err != nil && m.got == 0 {
+	if err != nil && (m.got == 0 || tx) {
 		replies = nil
 	}
 	m.recycle()
 	return replies, err
+}
+
+// DoTx sends the commands of a batch as a transaction, MULTI … EXEC in one piece, and returns their replies. A transaction whose EXEC
+// answered null, since a watched key was changed, is ErrTxAborted. If commands were refused when they were queued, nothing is executed:
+// the error wraps the first refusal, a *ServerError, and the replies are those to the queueing. The same if the server refused MULTI itself
+// (BUSY, LOADING, NOPERM): then the commands behind it were already written, and may have been executed one by one: the replies are the
+// server's answer to each. No replies are returned with any other error.
+func (c *Client) DoTx(ctx context.Context, b *Batch) ([]Reply, error) {
+	replies, err := c.batch(ctx, nil, b, batched, true)
+	return outcome(replies, err)
+}
+
+// outcome reads the replies to MULTI, to the commands when they were queued, and to EXEC.
+func outcome(replies []Reply, err error) ([]Reply, error) {
+	if err != nil || replies == nil {
+		return nil, err
+	}
+	last := len(replies) - 1
+	exec, queueing := replies[last], replies[1:last]
+	results, bad := exec.Elems()
+	switch refused := slices.IndexFunc(queueing, func(r Reply) bool { return r.Err() != nil }); {
+	case replies[0].Err() != nil:
+		return queueing, fmt.Errorf("baton: no transaction, MULTI was refused: %w", replies[0].Err())
+	case exec.IsNull():
+		return nil, ErrTxAborted
+	case bad != nil && refused >= 0:
+		return queueing, fmt.Errorf("baton: nothing was executed, command %d of the transaction was refused: %w", refused, queueing[refused].Err())
+	case bad != nil:
+		return queueing, fmt.Errorf("baton: EXEC: %w", bad)
+	case len(results) != len(queueing):
+		return nil, fmt.Errorf("baton: protocol error: EXEC answered %d commands with %d replies", len(queueing), len(results))
+	}
+	return results, nil
+}
+
+// aborted is the error of a call with an EXEC in it on a session: if that has ended, what was watched or queued there is gone.
+func aborted(err error) error {
+	if MaybeExecuted(err) || !errors.Is(err, ErrClosed) && !errors.Is(err, ErrNoConnection) {
+		return err
+	}
+	return &commandError{fmt.Errorf("%w: %w", ErrTxAborted, errors.Unwrap(err)), false}
+}
+
+// Session is a connection of one's own, for what changes the state of a connection: WATCH, SELECT, CLIENT. It is used by no one else
+// before or after, and is never handed off: when it is lost, every call fails at once with ErrNoConnection, never sent, and one with an
+// EXEC is ErrTxAborted, too. So it is when the caller of a blocking command leaves. Its methods may be called by several goroutines.
+type Session struct {
+	c      *Client
+	b      *bridge
+	lease  uint64
+	moving chan time.Time
+	over   sync.Once
+}
+
+// Session takes one of at most MaxDedicated connections, waiting for one within ctx, and dials it. It must be closed.
+func (c *Client) Session(ctx context.Context) (*Session, error) {
+	s := &Session{c: c, lease: c.counter.Add(1), moving: make(chan time.Time, 1)}
+	var err error
+	if s.b, err = c.borrow(ctx, s.lease); err != nil {
+		return nil, fmt.Errorf("baton: session: %w", err)
+	}
+	s.b.mu.Lock()
+	s.b.moving = s.moving
+	s.b.mu.Unlock()
+	if err := s.Do(ctx, "PING").Err(); err != nil {
+		s.Close()
+		return nil, fmt.Errorf("baton: session: %w", err)
+	}
+	return s, nil
+}
+
+// Do is as Client.Do. What another client counts as ended by EXEC is here the server's reply: null if a watched key was changed.
+func (s *Session) Do(ctx context.Context, args ...any) Reply { return s.c.do(ctx, s, args) }
+
+// DoBatch is as Client.DoBatch.
+func (s *Session) DoBatch(ctx context.Context, b *Batch) ([]Reply, error) {
+	return s.c.batch(ctx, s, b, byHand, false)
+}
+
+// DoTx is as Client.DoTx.
+func (s *Session) DoTx(ctx context.Context, b *Batch) ([]Reply, error) {
+	return outcome(s.c.batch(ctx, s, b, inSession, true))
+}
+
+// Moving has one value when the server has announced that it will cut the connection: when.
+func (s *Session) Moving() <-chan time.Time { return s.moving }
+
+// Close ends the connection at once, and with ErrClosed what is outstanding on it. It returns nil, also the second time.
+func (s *Session) Close() error {
+	s.over.Do(func() {
+		s.b.lend(0)
+		s.c.giveBack(s.b)
+	})
+	return nil
+}
+
+// Watch runs a transaction that depends on keys: on a fresh session it watches them, has fn read what it needs and fill the batch, and
+// sends that as by DoTx. When a key was changed meanwhile, or the session was lost before EXEC was sent, it begins again, until ctx
+// ends. An error of fn ends it, and is returned; so does a batch left empty, with no replies.
+func (c *Client) Watch(ctx context.Context, keys []string, fn func(*Session, *Batch) error) ([]Reply, error) {
+	for {
+		replies, again, err := c.watch(ctx, keys, fn)
+		if !again {
+			return replies, err
+		}
+	}
+}
+
+// watch is one try of Watch.
+func (c *Client) watch(ctx context.Context, keys []string, fn func(*Session, *Batch) error) (replies []Reply, again bool, err error) {
+	s, err := c.Session(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	defer s.Close()
+	args := []any{"WATCH"}
+	for _, key := range keys {
+		args = append(args, key)
+	}
+	var b Batch
+	if err = s.Do(ctx, args...).Err(); err == nil {
+		err = fn(s, &b)
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	replies, err = s.DoTx(ctx, &b)
+	return replies, errors.Is(err, ErrTxAborted), err
 }
 
 // Stats are counts since Dial, and states at the moment of the call.
@@ -261,7 +518,7 @@ type Stats struct {
 // Stats tells how the client is doing.
 func (c *Client) Stats() Stats {
 	s := Stats{EventsLost: c.lost.Load()}
-	for _, b := range c.bridges {
+	for _, b := range c.everyone() {
 		b.mu.Lock()
 		for sum, n := range map[*uint64]uint64{&s.Sent: b.sent, &s.Answered: b.answered, &s.Failed: b.failed, &s.TimedOut: b.timedOut,
 			&s.Held: b.held, &s.Reconnects: b.reconnects, &s.Handoffs: b.handoffs, &s.HandoffsGivenUp: b.givenUp} {
@@ -273,26 +530,39 @@ func (c *Client) Stats() Stats {
 		s.LastHandoff.merge(&b.record)
 		b.mu.Unlock()
 	}
+	c.mu.Lock()
+	s.Failed += c.refused
+	c.mu.Unlock()
 	return s
 }
 
 // Close ends the client at once. What was not written fails with ErrClosed, never sent; what was written and not answered fails
 // with ErrClosed and may have been executed. It does not wait for OnEvent. It returns nil, also the second time.
 func (c *Client) Close() error {
-	for _, b := range c.bridges {
+	c.end()
+	for _, b := range c.everyone() {
 		b.close()
 	}
 	c.cancel()
 	return nil
 }
 
+// end lets no further bridge be borrowed.
+func (c *Client) end() {
+	c.mu.Lock()
+	c.ending = true
+	c.mu.Unlock()
+}
+
 // Shutdown refuses new work, waits for what is queued or in flight, and closes the client. When ctx ends first it closes at once
-// and returns ctx's error. A handoff that is holding work goes on; further announcements are ignored.
+// and returns ctx's error. A handoff that is holding work goes on; further announcements are ignored. Subscriptions and sessions
+// last until then.
 func (c *Client) Shutdown(ctx context.Context) error {
 	defer c.Close()
+	c.end()
 	for {
 		outstanding := 0
-		for _, b := range c.bridges {
+		for _, b := range c.everyone() {
 			b.mu.Lock()
 			b.draining = true
 			outstanding += b.outstandingLocked()
@@ -314,20 +584,24 @@ func (c *Client) Shutdown(ctx context.Context) error {
 // Renew replaces every connection by one whose dial began after the call: after credentials, certificates or addresses changed. No
 // command fails because of it. It returns when all are replaced, nil, or when DialTimeout (relaxed, during maintenance) has passed in
 // vain for one of them, with the error of the last dial; the old connection then serves on. A handoff that is under way comes first, and
-// what it brings may do. When ctx ends Renew returns at once, and what it has begun goes on.
+// what it brings may do. When ctx ends Renew returns at once, and what it has begun goes on. Sessions are left alone.
 func (c *Client) Renew(ctx context.Context) error {
-	t, wall, results := now(), time.Now(), make(chan error, len(c.bridges))
-	for _, b := range c.bridges {
+	bridges := c.everyone()
+	t, wall, results := now(), time.Now(), make(chan error, len(bridges))
+	for _, b := range bridges {
 		b.mu.Lock()
-		if b.closed || b.draining {
+		switch {
+		case b.closed || b.draining:
 			results <- ErrClosed
-		} else {
+		case b.lease != 0 || b.cur == nil && !b.dialling: // there is nothing to renew
+			results <- nil
+		default:
 			b.renewLocked(announcement{wall: wall, asked: true}, results, t)
 		}
 		b.mu.Unlock()
 	}
 	var failed error
-	for range c.bridges {
+	for range bridges {
 		select {
 		case err := <-results:
 			failed = cmp.Or(failed, err)
@@ -341,7 +615,7 @@ func (c *Client) Renew(ctx context.Context) error {
 // waiting is the poll's question whether a bridge waits for what a does not name, and its news that this was found. A bridge waits also
 // if what it dialled for a is connected to where others were told to leave, although nobody told it there.
 func (c *Client) waiting(a announcement, found bool) (any bool) {
-	for _, b := range c.bridges {
+	for _, b := range c.everyone() {
 		b.mu.Lock()
 		t, here := now(), b.hereLocked()
 		prepares := b.hand.phase == PhasePreparing && !b.quest.renewal && here.addr != "" && b.quest.unnamed(&a, here)
@@ -379,9 +653,12 @@ func (c *Client) report() {
 	}
 }
 
-// bridge is one logical connection.
+// bridge is one logical connection. There are Conns of them for ordinary commands, one for all subscriptions, and dedicated ones: each of
+// those is used by one blocking command after the other, or lent to a session, and is connected only when it is needed.
 type bridge struct {
 	c        *Client
+	hub      *hub          // of the bridge for subscriptions
+	lazy     bool          // it is dedicated
 	timer    *time.Timer   // runs tick
 	dialKick chan struct{} // of capacity one: the dialler's moment or reason has changed
 
@@ -414,13 +691,27 @@ type bridge struct {
 
 	draining, closed bool
 
+	lease  uint64           // of the session that it is lent to; 0: of none
+	begun  bool             // the session has had its connection, and gets no other
+	moving chan<- time.Time // where the session is told when it will be cut; nil once it was
+
 	sent, answered, failed, timedOut, held, reconnects, handoffs, givenUp uint64 // as in Stats
+}
+
+// run gives m, which may take span by itself, to the bridge and waits for its replies.
+func (b *bridge) run(ctx context.Context, m *message, span time.Duration) (own bool, err error) {
+	t := now()
+	m.start = t.add(span)
+	if err := b.enter(m, t); err != nil {
+		return true, err
+	}
+	return b.await(ctx, m)
 }
 
 // enter gives m to the bridge. It decides everything in one critical section: a message that may be written joins the queue of
 // those in flight and its bytes the out-buffer; one that may not joins the backlog. After an error m is still the caller's, and
 // was never sent.
-func (b *bridge) enter(m *message) error {
+func (b *bridge) enter(m *message, t tick) error {
 	b.mu.Lock()
 	if err := b.refuseLocked(m); err != nil {
 		b.failed += uint64(m.want)
@@ -429,7 +720,7 @@ func (b *bridge) enter(m *message) error {
 		return &commandError{err, false}
 	}
 	if b.sweepAt == 0 {
-		b.watchLocked(m.start)
+		b.watchLocked(t)
 	}
 	c, p, mine := b.cur, outBuffer{}, false
 	switch {
@@ -438,7 +729,9 @@ func (b *bridge) enter(m *message) error {
 		b.record.Held += m.want
 		b.backlog.pushLocked(m, queued)
 	case !c.aliveLocked() || !b.backlog.empty() || !c.roomLocked(m, b.c.opts.MaxInFlight):
-		b.backlog.pushLocked(m, queued)
+		if b.backlog.pushLocked(m, queued); b.cur == nil && !b.dialling {
+			b.wantLocked()
+		}
 	default:
 		b.writeLocked(c, m)
 		p, mine = c.departLocked()
@@ -455,17 +748,36 @@ func (b *bridge) writeLocked(c *conn, m *message) {
 	c.enqueueLocked(m)
 }
 
-// takeBackLocked puts work that was given to a connection, and of which not a byte was sent, at the head of the backlog.
+// takeBackLocked puts work that was given to a connection, and of which not a byte was sent, at the head of the backlog. What was meant
+// for that connection alone fails.
 func (b *bridge) takeBackLocked(unsent []*message) {
+	var stranded []*message
+	unsent = slices.DeleteFunc(unsent, func(m *message) bool {
+		if !m.fence && m.lease == 0 {
+			return false
+		}
+		m.place, stranded = popped, append(stranded, m)
+		b.sent -= uint64(m.want)
+		return true
+	})
 	b.sent -= uint64(b.backlog.returnLocked(unsent))
+	b.failLocked(stranded, b.noConnectionLocked())
+}
+
+// failLocked fails popped messages that were never sent.
+func (b *bridge) failLocked(cut []*message, cause error) {
+	b.failed += uint64(attended(cut))
+	failAll(cut, b.failureLocked(cause), false)
+	b.idleLocked()
 }
 
 // refuseLocked says why m may not enter. A full backlog ends a hold, which makes room as far as the replacement takes any.
 func (b *bridge) refuseLocked(m *message) error {
-	if b.closed || b.draining {
+	switch {
+	case b.closed || b.draining || m.lease != b.lease:
 		return ErrClosed
-	}
-	if b.c.opts.Backlog == FailFast && !b.cur.aliveLocked() && b.hand.phase == PhaseDone && b.connected {
+	case b.cur.aliveLocked() || b.hand.phase != PhaseDone:
+	case b.spentLocked() || b.c.opts.Backlog == FailFast && b.connected && !b.lazy:
 		return b.noConnectionLocked()
 	}
 	for range 2 {
@@ -478,6 +790,9 @@ func (b *bridge) refuseLocked(m *message) error {
 	}
 	return ErrBacklogFull
 }
+
+// spentLocked says that a session has had its connection.
+func (b *bridge) spentLocked() bool { return b.lease != 0 && b.begun }
 
 // noConnectionLocked is ErrNoConnection with what is known of its reason.
 func (b *bridge) noConnectionLocked() error {
@@ -525,7 +840,7 @@ func (b *bridge) giveUp(ctx context.Context, m *message) (gone, own bool, err er
 	switch own = m.place == queued; {
 	case m.place == popped:
 		return false, false, nil
-	case cause == nil && b.closed:
+	case cause == nil && (b.closed || m.lease != b.lease):
 		cause = ErrClosed
 	case cause == nil:
 		b.timedOut += uint64(m.want)
@@ -544,7 +859,47 @@ func (b *bridge) giveUp(ctx context.Context, m *message) (gone, own bool, err er
 		}
 	}
 	b.idleLocked()
-	return true, own, &commandError{b.failureLocked(cause), !own}
+	err = &commandError{b.failureLocked(cause), !own}
+	if m.blocks && !own && !b.closed {
+		b.dropLocked(errLeft)
+	}
+	return true, own, err
+}
+
+// lend gives a dedicated bridge to a session, or takes it back.
+func (b *bridge) lend(lease uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.lease != lease && !b.closed {
+		b.lease, b.begun, b.moving = lease, false, nil
+		b.dropLocked(ErrClosed)
+	}
+}
+
+func (b *bridge) hasConn() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.cur != nil
+}
+
+// dropLocked ends the connections of a dedicated bridge, with whatever waits on them, and any search for another.
+func (b *bridge) dropLocked(cause error) {
+	b.stepLocked(dropped, now())
+	b.renewedLocked(math.MaxUint64, nil)
+	b.hangUpLocked(cause)
+	b.cur, b.lastDialErr = nil, cause
+	b.failLocked(b.backlog.cutLocked(b.backlog.head, popped), cause)
+}
+
+// hangUpLocked ends all connections: what was not taken to be written is returned to the backlog.
+func (b *bridge) hangUpLocked(cause error) {
+	for _, c := range b.conns {
+		if !c.retired {
+			b.takeBackLocked(c.retireLocked())
+		}
+		c.breakLocked(cause)
+		go c.raw.Close() // a system call, or a user's code
+	}
 }
 
 // outstandingLocked counts the commands that wait on this bridge for being written or answered.
@@ -590,7 +945,7 @@ func (b *bridge) answeredLocked(c *conn, replies int) {
 		b.record.Lingered += replies
 	}
 	switch {
-	case c == b.cur && b.hand.phase == PhaseHolding && c.inFlight.empty():
+	case c == b.cur && b.hand.phase == PhaseHolding && c.inFlight.empty() && b.hub == nil:
 		b.stepLocked(drained, now())
 	case c == b.cur && !b.backlog.empty(), c.retired:
 		c.wakeLocked() // there is room again; or nobody waits on it any more, which the flusher judges
@@ -646,6 +1001,9 @@ func (b *bridge) pumpLocked() {
 
 // endedLocked forgets a connection of which nothing is left.
 func (b *bridge) endedLocked(c *conn, cut int) {
+	if b.hub != nil {
+		delete(b.hub.feeds, c)
+	}
 	b.conns = slices.DeleteFunc(b.conns, func(other *conn) bool { return other == c })
 	if b.failed += uint64(cut); cut > 0 {
 		c.broken = b.failureLocked(c.broken)
@@ -664,21 +1022,21 @@ func (b *bridge) endedLocked(c *conn, cut int) {
 	b.emitLocked(e)
 }
 
-// failFastLocked fails the backlog under FailFast, when there is neither a connection nor a handoff that will bring one.
+// failFastLocked fails the backlog under FailFast, and that of a session, when there is neither a connection nor a handoff that will bring one.
 func (b *bridge) failFastLocked() {
-	if b.c.opts.Backlog != FailFast || b.hand.phase != PhaseDone || b.cur.aliveLocked() || b.closed {
+	if b.c.opts.Backlog != FailFast && !b.spentLocked() || b.hand.phase != PhaseDone || b.cur.aliveLocked() || b.closed {
 		return
 	}
-	cut := b.backlog.cutLocked(b.backlog.head, popped)
-	b.failed += uint64(attended(cut))
-	failAll(cut, b.failureLocked(b.noConnectionLocked()), false)
-	b.idleLocked()
+	b.failLocked(b.backlog.cutLocked(b.backlog.head, popped), b.noConnectionLocked())
 }
 
 // pushed reads a push frame. Bridges whose opt-in was refused are told nothing by their server, and learn of an announcement here.
 func (b *bridge) pushed(c *conn, push Reply) {
 	n, ok := parseNotification(push)
 	if !ok {
+		if b.hub != nil {
+			b.hub.pushed(c, push)
+		}
 		return
 	}
 	b.mu.Lock()
@@ -687,7 +1045,7 @@ func (b *bridge) pushed(c *conn, push Reply) {
 	if n.kind != moving {
 		return
 	}
-	for _, sibling := range b.c.bridges {
+	for _, sibling := range b.c.everyone() {
 		sibling.mu.Lock()
 		if sibling.cur.aliveLocked() && sibling.cur.deaf != nil {
 			sibling.followLocked(now())
@@ -756,8 +1114,22 @@ func (b *bridge) joinLocked(a announcement, t, moment tick) {
 	if b.later = b.hand.phase == PhaseHolding; b.later || b.draining {
 		return
 	}
+	if b.lease != 0 { // a session stays where it is
+		if b.moving != nil {
+			b.moving <- a.wall.Add(a.window) // the only value, so there is room
+			b.moving = nil
+			b.emitLocked(Event{Kind: EventSessionMoving, Notification: a.name, Seq: a.seq, Successor: a.successor, Window: a.window})
+		}
+		return
+	}
 	if a.number != b.quest.number {
 		b.hand.budget, b.lastDialErr = b.c.opts.Maintenance.HoldCap, nil
+		switch {
+		case b.hub != nil:
+			b.hand.budget = maxSpan // nobody's work waits
+		case b.lazy:
+			b.hand.budget = 0 // no work can come: its only user waits for the old connection
+		}
 	}
 	b.record = Handoff{Seq: a.seq, Successor: a.successor, Received: a.wall}
 	b.old = nil
@@ -779,6 +1151,9 @@ func (b *bridge) hereLocked() location {
 
 // renewLocked asks for a connection whose dial begins after this; result, if there is one, learns how that ended.
 func (b *bridge) renewLocked(a announcement, result chan<- error, t tick) {
+	if b.lease != 0 {
+		return
+	}
 	b.renewal, b.renewal.number, b.renewal.renewal = a, b.c.counter.Add(1), true
 	if result != nil {
 		b.renews[result] = b.renewal.number
@@ -821,7 +1196,7 @@ func (b *bridge) stepLocked(e happening, t tick) {
 		return
 	}
 	a := b.hand.step(e, t)
-	if b.cancelDial != nil && (a == prepare && e == joined || a == giveUp && b.cur != nil) {
+	if b.cancelDial != nil && (a == prepare && e == joined || a == giveUp && b.cur != nil || e == dropped) {
 		b.cancelDial()
 		b.cancelDial = nil // so its end is no failure
 	}
@@ -834,9 +1209,14 @@ func (b *bridge) stepLocked(e happening, t tick) {
 			b.record.Ready, b.record.Holding = time.Time{}, time.Time{}
 		}
 		b.wantLocked()
+		if b.hub != nil {
+			b.hub.tuneLocked(b.hub.feeds[b.cur])
+		}
 	case hold:
-		b.record.Holding = time.Now()
-		b.emitLocked(Event{Kind: EventHolding})
+		if b.hub == nil { // no work waits for subscriptions
+			b.record.Holding = time.Now()
+			b.emitLocked(Event{Kind: EventHolding})
+		}
 	case promote:
 		b.promoteLocked(t)
 	case giveUp:
@@ -884,9 +1264,9 @@ func (b *bridge) holdEndedLocked() {
 
 // becomeCurrentLocked has new work go to cur, and judges what was announced meanwhile.
 func (b *bridge) becomeCurrentLocked(t tick) {
-	b.currentAt, b.connected, b.lastDialErr = t, true, nil
+	b.currentAt, b.connected, b.begun, b.lastDialErr = t, true, true, nil
 	b.cur.wakeLocked()
-	if b.c.opts.KeepAlive > 0 {
+	if b.c.opts.KeepAlive > 0 && b.lease == 0 {
 		b.armLocked(t.add(b.c.opts.KeepAlive))
 	}
 	b.ageLocked(t, b.c.opts.MaxAge)
@@ -930,7 +1310,14 @@ func (b *bridge) wantLocked() {
 }
 
 func (b *bridge) needLocked() bool {
-	return !b.closed && b.next == nil && (b.cur == nil || b.hand.phase == PhasePreparing)
+	wanted := true
+	switch {
+	case b.hub != nil:
+		wanted = len(b.hub.topics) > 0
+	case b.lazy:
+		wanted = !b.backlog.empty() && !b.spentLocked()
+	}
+	return !b.closed && b.next == nil && (b.cur == nil && wanted || b.hand.phase == PhasePreparing)
 }
 
 // dial is the dialler's goroutine. It lives while a connection is needed, and makes one attempt after the other.
@@ -988,20 +1375,26 @@ func (b *bridge) arrived(c *conn, err error, attempt uint64) {
 		b.lastDialErr = err
 		b.quest.retry(t, 1)
 		b.emitLocked(Event{Kind: EventDialFailed, Err: err})
-	case b.closed || b.cur != nil && !replaces:
+		if b.lazy {
+			b.failFastLocked()
+		}
+		if b.hub != nil {
+			b.hub.changedLocked()
+		}
+	case !b.needLocked() || b.cur != nil && !replaces:
 		go c.raw.Close() // a system call, so not under the lock
 	case replaces:
 		b.next, b.record.Ready = c, time.Now()
 		b.startLocked(c)
 		b.emitLocked(Event{Kind: EventReady, Addr: c.addr})
-		if b.cur == nil || b.cur.broken == nil && b.cur.inFlight.empty() {
+		if b.cur == nil || b.cur.broken == nil && b.cur.inFlight.empty() && b.hub == nil {
 			b.stepLocked(ready, t)
 		} else {
 			b.stepLocked(readyBusy, t)
 		}
 	default:
 		b.cur = c
-		if b.connected {
+		if b.connected && !b.lazy {
 			b.reconnects++
 			b.emitLocked(Event{Kind: EventConnected})
 		}
@@ -1015,6 +1408,9 @@ func (b *bridge) arrived(c *conn, err error, attempt uint64) {
 func (b *bridge) startLocked(c *conn) {
 	b.conns = append(b.conns, c)
 	c.owner, c.mu = b, &b.mu
+	if b.hub != nil {
+		b.hub.startLocked(c)
+	}
 	if c.deaf != nil && b.c.opts.Maintenance.Mode != Disabled && b.c.deaf.CompareAndSwap(false, true) {
 		b.emitLocked(Event{Kind: EventRefused, Addr: c.addr, Err: c.deaf})
 	}
@@ -1094,6 +1490,9 @@ func (b *bridge) sweepLocked(t tick) (silent []*conn) {
 		}
 		c.swept, c.sweptTo = c.taken, wrote
 		quiet := max(c.quietFrom, tick(c.lastRead.Load()))
+		if !c.inFlight.empty() { // before, there was no reason to say anything; a blocking command is one only when its own time is over
+			quiet = max(quiet, c.inFlight.head.start)
+		}
 		if !c.inFlight.empty() && c.broken == nil && t >= quiet.add(timeout).add(timeout) {
 			c.breakLocked(fmt.Errorf("baton: connection to %s lost: not a byte for %v", c.addr, quiet.until(t).Round(time.Millisecond)))
 			silent = append(silent, c)
@@ -1106,7 +1505,7 @@ func (b *bridge) sweepLocked(t tick) (silent []*conn) {
 // the connection is silent.
 func (b *bridge) keepAliveLocked(t tick) {
 	c, every := b.cur, b.c.opts.KeepAlive
-	if !c.aliveLocked() || every < 0 || b.c.opts.Timeout < 0 {
+	if !c.aliveLocked() || every < 0 || b.c.opts.Timeout < 0 || b.lease != 0 { // in a session it could be between MULTI and EXEC
 		return
 	}
 	if due := tick(c.lastRead.Load()).add(every); t < due || b.outstandingLocked() > 0 || b.hand.phase == PhaseHolding {
@@ -1140,42 +1539,638 @@ func (b *bridge) expireLocked(t tick) {
 	b.armLocked(next)
 }
 
-// close ends the bridge: what was not taken to be written is returned to the backlog, everybody who waits is woken to give up,
-// and the sockets are closed. It waits for nobody.
+// close ends the bridge and its connections, and wakes everybody who waits to give up. It waits for nobody.
 func (b *bridge) close() {
 	b.mu.Lock()
 	b.closed = true
 	b.renewedLocked(math.MaxUint64, ErrClosed)
 	b.timer.Stop()
+	b.hangUpLocked(ErrClosed)
 	for _, c := range b.conns {
-		if !c.retired {
-			b.takeBackLocked(c.retireLocked())
-		}
-		c.breakLocked(ErrClosed)
 		c.inFlight.sweepLocked(0, never)
-		go c.raw.Close() // a system call, or a user's code
 	}
 	b.backlog.sweepLocked(0, never)
 	b.mu.Unlock()
 }
 
-// elsewhere are the commands that would change the state of a connection that others share, or whose replies do not come one
-// for one; with them, what to use instead.
-var elsewhere = map[string]string{
-	"SUBSCRIBE": "", "PSUBSCRIBE": "", "SSUBSCRIBE": "", "UNSUBSCRIBE": "", "PUNSUBSCRIBE": "", "SUNSUBSCRIBE": "",
-	"MONITOR": "", "SYNC": "", "PSYNC": "", "RESET": "", "READONLY": "", "READWRITE": "", "ASKING": "",
-	"MULTI": "", "EXEC": "", "DISCARD": "", "WATCH": "", "UNWATCH": "", "QUIT": "use Client.Close", "SELECT": "use Options.DB",
-	"AUTH": "use Options.Credentials", "HELLO": "use Options.Credentials", "CLIENT SETNAME": "use Options.ClientName",
-	"CLIENT REPLY": "", "CLIENT TRACKING": "", "CLIENT CACHING": "", "CLIENT NO-EVICT": "", "CLIENT NO-TOUCH": "",
-	"CLIENT MAINT_NOTIFICATIONS": "use Options.Maintenance",
-	"BLPOP":                      "", "BRPOP": "", "BLMOVE": "", "BLMPOP": "", "BRPOPLPUSH": "", "BZPOPMIN": "", "BZPOPMAX": "", "BZMPOP": "",
-	"XREAD BLOCK": "", "XREADGROUP BLOCK": "", "WAIT": "", "WAITAOF": "",
+// Message is one that was published. Its payload belongs to the receiver.
+type Message struct {
+	Channel string
+	Pattern string // by which PSubscribe got it, else empty
+	Payload []byte
 }
 
-// admit says whether a command may go to a connection that others share.
-func admit(args []any) error {
+// GapError stands in the place of messages that a Subscription has missed: it was too slow and MaxMessages waited, or the connection was
+// lost without notice. errors.Is finds ErrGap. What can be read elsewhere is best read again: everything published from now on arrives.
+type GapError struct{ Missed int } // -1: nobody knows
+
+func (e *GapError) Error() string {
+	if e.Missed < 0 {
+		return ErrGap.Error()
+	}
+	return fmt.Sprintf("%v: %d", ErrGap, e.Missed)
+}
+
+func (e *GapError) Unwrap() error { return ErrGap }
+
+// Subscription receives what is published on its channels, or those that match its patterns. All subscriptions of a client share one
+// connection, and are handed off with it: nothing is missed or comes out of order, and what arrives by both connections is passed on once,
+// as far as payloads that are alike can be told apart. Its methods may be called by several goroutines; each message goes to one of them.
+type Subscription struct {
+	h    *hub
+	kind string
+	wake chan struct{} // of capacity one: there is something to receive
+
+	// Guarded by the lock of the hub's bridge.
+	topics  map[topic]bool // and whether the server has confirmed each
+	queue   []received     // at most MaxMessages, and gaps
+	refused error          // what the server said to the last one that it refused
+	err     error          // why nothing more will come
+}
+
+// topic is what can be subscribed to: kind is "" for a channel, "p" for a pattern, "s" for a shard channel.
+type topic struct{ kind, name string }
+
+// received is a message, or a gap if missed is not zero.
+type received struct {
+	Message
+	missed int
+}
+
+// Subscribe subscribes to channels and returns when the server has confirmed all of them, or with an error, and nothing subscribed to, when
+// it refused one, or ctx or Timeout ended. It must be closed.
+func (c *Client) Subscribe(ctx context.Context, channels ...string) (*Subscription, error) {
+	return c.hub.subscribe(ctx, "", channels)
+}
+
+// PSubscribe is Subscribe to all channels whose names match a pattern.
+func (c *Client) PSubscribe(ctx context.Context, patterns ...string) (*Subscription, error) {
+	return c.hub.subscribe(ctx, "p", patterns)
+}
+
+// SSubscribe is Subscribe to shard channels.
+func (c *Client) SSubscribe(ctx context.Context, channels ...string) (*Subscription, error) {
+	return c.hub.subscribe(ctx, "s", channels)
+}
+
+// Receive returns the next message, or the next gap as a *GapError, after which it can be called again. Any other error is ctx's, or final:
+// ErrClosed, or a *ServerError if the server confirmed the subscription once and refused it later, on another connection.
+func (s *Subscription) Receive(ctx context.Context) (Message, error) {
+	b := s.h.b
+	for {
+		if err := ctx.Err(); err != nil {
+			return Message{}, err
+		}
+		b.mu.Lock()
+		var next received
+		err, some := s.err, len(s.queue) > 0
+		if some {
+			next, s.queue[0] = s.queue[0], received{}
+			s.queue = s.queue[1:]
+		}
+		if len(s.queue) > 0 || err != nil {
+			poke(s.wake) // for whoever waits beside us
+		}
+		b.mu.Unlock()
+		switch {
+		case some && next.missed != 0:
+			return Message{}, &GapError{next.missed}
+		case some:
+			return next.Message, nil
+		case err != nil:
+			return Message{}, err
+		}
+		select {
+		case <-s.wake:
+		case <-ctx.Done():
+		case <-b.c.ctx.Done():
+			return Message{}, ErrClosed
+		}
+	}
+}
+
+// All is Receive again and again. It goes on after a gap, and ends after any other error.
+func (s *Subscription) All(ctx context.Context) iter.Seq2[Message, error] {
+	return func(yield func(Message, error) bool) {
+		for {
+			m, err := s.Receive(ctx)
+			if !yield(m, err) || err != nil && !errors.Is(err, ErrGap) {
+				return
+			}
+		}
+	}
+}
+
+// Add subscribes to more, as Client.Subscribe does. After an error none of names is added.
+func (s *Subscription) Add(ctx context.Context, names ...string) error {
+	b := s.h.b
+	if timeout := b.c.opts.Timeout; timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, b.c.relax.effective(timeout, now()), ErrTimeout)
+		defer cancel()
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	fresh := s.h.addLocked(s, names)
+	for _, name := range names {
+		if err := s.confirmedLocked(ctx, topic{s.kind, name}); err != nil {
+			s.h.removeLocked(s, fresh)
+			return fmt.Errorf("baton: subscribe: %w", err)
+		}
+	}
+	return nil
+}
+
+// confirmedLocked waits, unlocked, until the server has confirmed t.
+func (s *Subscription) confirmedLocked(ctx context.Context, t topic) error {
+	b := s.h.b
+	for err := ctx.Err(); ; {
+		confirmed, wanted := s.topics[t]
+		switch {
+		case err != nil || confirmed:
+			return err
+		case !wanted || b.closed:
+			return cmp.Or(s.err, s.refused, ErrClosed)
+		}
+		changed := s.h.changed
+		b.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		case <-b.c.ctx.Done():
+			err = ErrClosed
+		}
+		b.mu.Lock()
+		switch {
+		case b.cur != nil:
+		case err == ErrTimeout:
+			err = fmt.Errorf("%w: %w", err, b.noConnectionLocked())
+		case err == nil && b.c.opts.Backlog == FailFast && b.hand.phase == PhaseDone && b.lastDialErr != nil:
+			err = b.noConnectionLocked()
+		}
+	}
+}
+
+// Remove ends the subscription to names; nothing that is published there is received any more but what was queued before.
+func (s *Subscription) Remove(ctx context.Context, names ...string) error {
+	s.h.b.mu.Lock()
+	defer s.h.b.mu.Unlock()
+	var topics []topic
+	for _, name := range names {
+		topics = append(topics, topic{s.kind, name})
+	}
+	s.h.removeLocked(s, topics)
+	return cmp.Or(ctx.Err(), s.err)
+}
+
+// Close ends the subscription; what is queued is dropped. It returns nil, also the second time.
+func (s *Subscription) Close() error {
+	s.h.b.mu.Lock()
+	defer s.h.b.mu.Unlock()
+	s.h.endLocked(s, ErrClosed)
+	s.queue = nil
+	return nil
+}
+
+// pushLocked queues a message or a gap. A subscriber that is slow misses messages; nobody waits for it.
+func (s *Subscription) pushLocked(r received) {
+	n := len(s.queue)
+	if r.missed == 0 && n >= s.h.b.c.opts.MaxMessages {
+		r = received{missed: 1}
+	}
+	if last := n - 1; r.missed != 0 && n > 0 && s.queue[last].missed != 0 { // one after another is one
+		if sum := &s.queue[last].missed; *sum < 0 || r.missed < 0 {
+			*sum = -1
+		} else {
+			*sum += r.missed
+		}
+	} else {
+		s.queue = append(s.queue, r)
+	}
+	poke(s.wake)
+}
+
+// hub is what the bridge for subscriptions has that others have not: what is wanted, and what each connection delivers. All of it is
+// guarded by that bridge's lock.
+type hub struct {
+	b       *bridge
+	topics  map[topic][]*Subscription
+	feeds   map[*conn]*feed
+	changed chan struct{} // closed, and replaced, when a call of Add may be over
+}
+
+// feed is what comes over one connection.
+type feed struct {
+	c      *conn
+	have   map[topic]bool // what the server has confirmed, and was not told to end
+	live   bool           // what comes is passed on; else it is kept for the time when it takes over
+	tuning bool           // tune runs for it
+	seen   []published    // what came, as long as another connection may bring some of the same
+	mark   int            // how much of that there was at the fence
+}
+
+// published is what came of one topic.
+type published struct {
+	topic
+	channel, payload string
+}
+
+// maxSeen bounds what is kept while two connections overlap, which is usually for some milliseconds: seconds of a busy subscription.
+const maxSeen = 1 << 16
+
+func newHub(b *bridge) *hub {
+	b.hub = &hub{b: b, topics: map[topic][]*Subscription{}, feeds: map[*conn]*feed{}, changed: make(chan struct{})}
+	return b.hub
+}
+
+func (h *hub) subscribe(ctx context.Context, kind string, names []string) (*Subscription, error) {
+	s := &Subscription{h: h, kind: kind, wake: make(chan struct{}, 1), topics: map[topic]bool{}}
+	if err := s.Add(ctx, names...); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// addLocked makes names wanted, and returns those that s did not have.
+func (h *hub) addLocked(s *Subscription, names []string) (fresh []topic) {
+	b, f := h.b, h.feeds[h.b.cur]
+	s.refused = nil
+	for _, name := range names {
+		t := topic{s.kind, name}
+		if _, ok := s.topics[t]; !ok && s.err == nil && !b.closed && !b.draining {
+			s.topics[t] = f != nil && f.live && f.have[t]
+			h.topics[t] = append(h.topics[t], s)
+			fresh = append(fresh, t)
+		}
+	}
+	if b.cur == nil && !b.dialling {
+		b.lastDialErr = nil // of a time when nobody waited
+		b.wantLocked()
+	}
+	h.tuneLocked(f)
+	return fresh
+}
+
+// removeLocked ends s's interest in topics.
+func (h *hub) removeLocked(s *Subscription, topics []topic) {
+	for _, t := range topics {
+		delete(s.topics, t)
+		h.topics[t] = slices.DeleteFunc(h.topics[t], func(other *Subscription) bool { return other == s })
+		if len(h.topics[t]) == 0 {
+			delete(h.topics, t)
+		}
+	}
+	h.changedLocked()
+	h.tuneLocked(h.feeds[h.b.cur])
+}
+
+// endLocked ends s.
+func (h *hub) endLocked(s *Subscription, err error) {
+	s.err = cmp.Or(s.err, err)
+	h.removeLocked(s, slices.Collect(maps.Keys(s.topics)))
+	poke(s.wake)
+}
+
+// refuseLocked passes on that a topic is refused: to the calls of Add that wait for it; a subscription that had it is over.
+func (h *hub) refuseLocked(t topic, err error) {
+	err = fmt.Errorf("baton: %q is refused: %w", t.name, err)
+	for _, s := range slices.Clone(h.topics[t]) {
+		if s.topics[t] {
+			h.endLocked(s, err)
+		} else {
+			s.refused = err
+			h.removeLocked(s, []topic{t})
+		}
+	}
+}
+
+// changedLocked has the calls of Add look whether they are over.
+func (h *hub) changedLocked() {
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+// pushed takes a push frame, if it is about subscriptions. It runs on the reader.
+func (h *hub) pushed(c *conn, push Reply) bool {
+	elems, _ := push.Elems()
+	text := func(i int) string { s, _ := elems[i].Text(); return s }
+	for _, verb := range [...]string{"message", "unsubscribe", "subscribe"} {
+		kind, ok := strings.CutSuffix(push.pushName(), verb)
+		if !ok || kind != "" && kind != "p" && kind != "s" || len(elems) < 3 || kind == "p" && verb == "message" && len(elems) < 4 {
+			continue
+		}
+		h.b.mu.Lock()
+		defer h.b.mu.Unlock()
+		t, f := topic{kind, text(1)}, h.feeds[c]
+		switch {
+		case f == nil: // another took its place
+		case verb == "message":
+			h.messageLocked(f, published{t, text(len(elems) - 2), text(len(elems) - 1)})
+		case verb == "subscribe":
+			f.have[t] = true
+			for _, s := range h.topics[t] {
+				if f.live && s.topics[t] { // it had been ended by the server
+					s.pushLocked(received{missed: -1})
+				}
+			}
+		case f.have[t]: // nobody asked for that
+			delete(f.have, t)
+			h.tuneLocked(f)
+		}
+		return true
+	}
+	return false
+}
+
+// messageLocked passes a message on, or keeps it, or both.
+func (h *hub) messageLocked(f *feed, p published) {
+	if !f.live || len(h.feeds) > 1 {
+		if f.seen = append(f.seen, p); len(f.seen) == maxSeen {
+			c := f.c
+			if f.live {
+				c = h.b.next
+			}
+			if c != nil {
+				c.breakLocked(errors.New("baton: subscriptions take too long to move"))
+				go c.raw.Close()
+			}
+		}
+	}
+	if f.live {
+		h.deliverLocked(p)
+	}
+}
+
+func (h *hub) deliverLocked(p published) {
+	for _, s := range h.topics[p.topic] {
+		m := Message{Channel: p.channel, Payload: []byte(p.payload)}
+		if p.kind == "p" {
+			m.Pattern = p.name
+		}
+		s.pushLocked(received{Message: m})
+	}
+}
+
+// startLocked begins to listen to a connection.
+func (h *hub) startLocked(c *conn) {
+	for _, other := range h.feeds {
+		other.seen, other.mark = nil, math.MaxInt
+	}
+	h.feeds[c] = &feed{c: c, have: map[topic]bool{}}
+	h.tuneLocked(h.feeds[c])
+}
+
+// tuneLocked has what a connection, if there is one, is subscribed to brought into line with what is wanted.
+func (h *hub) tuneLocked(f *feed) {
+	if f != nil && !f.tuning && !h.b.closed {
+		f.tuning = true
+		go h.tune(f)
+	}
+}
+
+// tune brings what a connection is subscribed to into line with what is wanted, and then the connection into service. The current one
+// is left as it is while its replacement is tuned: what is newly wanted waits for the end of that.
+func (h *hub) tune(f *feed) {
+	b := h.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for f.c.aliveLocked() && (f.c != b.cur || b.hand.phase != PhaseHolding) {
+		asked, commands := h.differenceLocked(f)
+		if f.live && len(commands) == 0 {
+			break
+		}
+		if refusals, err := h.fenceLocked(f, commands); err != nil || !h.judgeLocked(f, asked, refusals) {
+			break
+		}
+		if !f.live {
+			h.takeOverLocked(f)
+		}
+	}
+	f.tuning = false
+	if cur := h.feeds[b.cur]; cur != f { // perhaps it was told to end what it must now go on with
+		h.tuneLocked(cur)
+	}
+}
+
+// differenceLocked is what is to be sent on f's connection, and what it asks for.
+func (h *hub) differenceLocked(f *feed) (asked []topic, commands []byte) {
+	for t := range h.topics {
+		if f.c.protocol == 2 {
+			h.refuseLocked(t, errors.New("the server speaks protocol 2 only"))
+		} else if !f.have[t] {
+			asked = append(asked, t)
+		}
+	}
+	slices.SortFunc(asked, compareTopics)
+	for _, t := range asked {
+		commands, _ = appendCommand(commands, []any{strings.ToUpper(t.kind + "subscribe"), t.name})
+	}
+	return asked, append(commands, f.leaveLocked(h.topics)...)
+}
+
+// leaveLocked is what ends all subscriptions of f's connection to what is not wanted.
+func (f *feed) leaveLocked(wanted map[topic][]*Subscription) (commands []byte) {
+	for _, t := range slices.SortedFunc(maps.Keys(f.have), compareTopics) {
+		if wanted[t] == nil {
+			delete(f.have, t)
+			commands, _ = appendCommand(commands, []any{strings.ToUpper(t.kind + "unsubscribe"), t.name})
+		}
+	}
+	return commands
+}
+
+func compareTopics(a, b topic) int {
+	return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.name, b.name))
+}
+
+// fenceLocked sends commands and a PING on f's connection, and waits, unlocked, until the PING is answered: everything that the server
+// had to say before is then delivered, and the errors among it are returned. After an error of its own the connection is broken.
+func (h *hub) fenceLocked(f *feed, commands []byte) (refusals []error, err error) {
+	b, t := h.b, now()
+	if !f.c.aliveLocked() {
+		return nil, ErrNoConnection
+	}
+	m := newMessage(&b.c.messages, 1)
+	m.buf, _ = appendCommand(append(m.buf, commands...), []any{"PING"})
+	m.start, m.fence = t, true
+	if b.sweepAt == 0 {
+		b.watchLocked(t)
+	}
+	b.writeLocked(f.c, m)
+	f.c.wakeLocked()
+	b.mu.Unlock()
+	ctx, cancel := context.WithTimeout(b.c.ctx, b.c.relax.effective(b.c.opts.DialTimeout, t))
+	own, err := b.await(ctx, m)
+	cancel()
+	if own {
+		refusals = m.refusals
+		m.recycle()
+	}
+	b.mu.Lock()
+	if err != nil {
+		f.c.breakLocked(fmt.Errorf("baton: connection to %s lost: PING: %w", f.c.addr, errors.Unwrap(err)))
+		go f.c.raw.Close()
+	}
+	return refusals, err
+}
+
+// judgeLocked sorts out what a connection has confirmed of what it was asked for. A new one that is not ready for all is of no use.
+func (h *hub) judgeLocked(f *feed, asked []topic, refusals []error) (usable bool) {
+	for _, t := range asked {
+		var err error
+		switch {
+		case f.have[t]:
+			for _, s := range h.topics[t] {
+				s.topics[t] = s.topics[t] || f.live
+			}
+			continue
+		case len(refusals) == 0:
+			err = errors.New("the server did not confirm it")
+		default:
+			err, refusals = refusals[0], refusals[1:]
+		}
+		if !f.live && notReady(err) {
+			f.c.breakLocked(err)
+			go f.c.raw.Close()
+			return false
+		}
+		h.refuseLocked(t, err)
+	}
+	h.changedLocked()
+	return true
+}
+
+// takeOverLocked lets a new connection deliver. One that replaces another is subscribed to everything by now, so what is published comes by
+// both, until the other has ended its subscriptions: nothing is missed, and what came twice is taken out here. The fences tell how much that
+// is at least: what the old connection delivers after the answer to a PING that was sent when the new one was subscribed, and what the new
+// one has delivered before the answer to a PING that was sent before the old one was told to end.
+func (h *hub) takeOverLocked(f *feed) {
+	b, old, sure := h.b, h.feeds[h.b.cur], map[topic]bool(nil)
+	twice := map[topic]int{}
+	if f.c == b.next && old != nil {
+		if _, err := h.fenceLocked(old, nil); err == nil && old.live {
+			old.mark, sure = len(old.seen), maps.Clone(old.have)
+			if _, err := h.fenceLocked(f, nil); err != nil {
+				return
+			}
+			f.mark = len(f.seen)
+			h.fenceLocked(old, old.leaveLocked(nil)) // if it ends instead, its last messages have come, too
+		}
+		if b.next == f.c {
+			b.stepLocked(drained, now())
+		}
+		if _, err := h.fenceLocked(f, nil); err != nil {
+			return
+		}
+		before, certain := byTopic(old.seen), byTopic(old.seen[min(old.mark, len(old.seen)):])
+		early := byTopic(f.seen[:f.mark])
+		for t, after := range byTopic(f.seen) {
+			twice[t] = overlap(before[t], after, max(len(certain[t]), len(early[t]), 1-len(sure)))
+		}
+	}
+	missed := map[*Subscription]bool{}
+	for t, subs := range h.topics {
+		for _, s := range subs {
+			missed[s] = missed[s] || s.topics[t] && !sure[t]
+			s.topics[t] = s.topics[t] || f.have[t]
+		}
+	}
+	for s, yes := range missed {
+		if yes {
+			s.pushLocked(received{missed: -1})
+		}
+	}
+	for _, p := range f.seen {
+		if twice[p.topic]--; twice[p.topic] < 0 {
+			h.deliverLocked(p)
+		}
+	}
+	f.live, f.seen = true, nil
+	maps.DeleteFunc(h.feeds, func(c *conn, _ *feed) bool { return c != f.c && c != b.next })
+	h.changedLocked()
+}
+
+// byTopic are the messages of each topic, in their order.
+func byTopic(all []published) map[topic][]published {
+	sorted := map[topic][]published{}
+	for _, p := range all {
+		sorted[p.topic] = append(sorted[p.topic], p)
+	}
+	return sorted
+}
+
+// overlap is how many messages one connection delivered last and another first: the fewest that are alike, of those at least that many
+// that certainly are. That none are enough alike can only be if two servers do not deliver in step; then the most of those that are.
+func overlap(before, after []published, least int) int {
+	most := min(len(before), len(after))
+	alike := func(n int) bool { return slices.Equal(before[len(before)-n:], after[:n]) }
+	for n := least; n <= most; n++ {
+		if alike(n) {
+			return n
+		}
+	}
+	for n := min(least-1, most); n > 0; n-- {
+		if alike(n) {
+			return n
+		}
+	}
+	return 0
+}
+
+// reach is which calls may send a command: those from one on.
+type reach uint8
+
+const (
+	anywhere  reach = iota
+	blocking        // Do, DoAppend and DoBatch, on a connection of its own
+	batched         // a batch, since alone it waits for nothing
+	inSession       // a session, since it changes the state of its connection
+	byHand          // and not in a DoTx, since it is part of a transaction itself
+	noCall         // its replies do not come one for one, or it would undo what was agreed upon in the handshake
+)
+
+// rule is how a command may be sent. That of most is zero.
+type rule struct {
+	reach   reach
+	instead string        // what to use where it may not be sent
+	unit    time.Duration // of the time for which it may block; 0: it does not
+	at      int           // the argument that says how long; negative: counted from the end
+	exec    bool
+}
+
+var (
+	popLast  = rule{reach: blocking, unit: time.Second, at: -1}
+	popFirst = rule{reach: blocking, unit: time.Second, at: 1}
+	readFrom = rule{reach: blocking, unit: time.Millisecond} // at is looked for
+	syncs    = rule{reach: batched, instead: "use Client.DoBatch or Client.Session", unit: time.Millisecond, at: -1}
+	stateful = rule{reach: inSession, instead: "use Client.Session"}
+	txByHand = rule{reach: byHand, instead: "use Client.DoTx, Client.Watch or Client.Session"}
+	pubSub   = rule{reach: noCall, instead: "use Client.Subscribe"}
+	unusable = rule{reach: noCall, instead: "no call of this package can send it"}
+)
+
+var rules = map[string]rule{
+	"BLPOP": popLast, "BRPOP": popLast, "BLMOVE": popLast, "BRPOPLPUSH": popLast, "BZPOPMIN": popLast, "BZPOPMAX": popLast,
+	"BLMPOP": popFirst, "BZMPOP": popFirst, "XREAD BLOCK": readFrom, "XREADGROUP BLOCK": readFrom, "WAIT": syncs, "WAITAOF": syncs,
+	"READONLY": stateful, "READWRITE": stateful, "ASKING": stateful, "CLIENT TRACKING": stateful, "CLIENT CACHING": stateful,
+	"CLIENT NO-EVICT": stateful, "CLIENT NO-TOUCH": stateful,
+	"SELECT":         {reach: inSession, instead: "use Options.DB or Client.Session"},
+	"AUTH":           {reach: inSession, instead: "use Options.Credentials or Client.Session"},
+	"CLIENT SETNAME": {reach: inSession, instead: "use Options.ClientName or Client.Session"},
+	"QUIT":           {reach: inSession, instead: "use Client.Close"},
+	"MULTI":          txByHand, "DISCARD": txByHand, "WATCH": txByHand, "UNWATCH": txByHand,
+	"EXEC":      {reach: byHand, instead: txByHand.instead, exec: true},
+	"SUBSCRIBE": pubSub, "PSUBSCRIBE": pubSub, "SSUBSCRIBE": pubSub, "UNSUBSCRIBE": pubSub, "PUNSUBSCRIBE": pubSub, "SUNSUBSCRIBE": pubSub,
+	"MONITOR": unusable, "SYNC": unusable, "PSYNC": unusable, "RESET": unusable, "CLIENT REPLY": unusable,
+	"HELLO":                      {reach: noCall, instead: "use Options.Credentials"},
+	"CLIENT MAINT_NOTIFICATIONS": {reach: noCall, instead: "use Options.Maintenance"},
+}
+
+// admit finds the rule for a command. The error says that it reaches beyond limit.
+func admit(args []any, limit reach) (r rule, err error) {
 	var buf [64]byte
-	name := appendWord(buf[:0], args, 0)
+	name, at := appendWord(buf[:0], args, 0), 0
 	switch string(name) {
 	case "CLIENT":
 		name = appendWord(append(name, ' '), args, 1)
@@ -1188,14 +2183,40 @@ func admit(args []any) error {
 			case "STREAMS":
 				i = len(args) // keys
 			case "BLOCK":
-				i, name = len(args), append(name, " BLOCK"...)
+				i, at, name = len(args), i+1, append(name, " BLOCK"...)
 			}
 		}
 	}
-	if instead, ok := elsewhere[string(name)]; ok {
-		return &commandError{fmt.Errorf("%w: %s: %s", ErrNotHere, string(name), cmp.Or(instead, "it needs a connection of its own")), false}
+	r = rules[string(name)]
+	r.at = cmp.Or(at, r.at)
+	if r.reach > limit {
+		err = &commandError{fmt.Errorf("%w: %s: %s", ErrNotHere, string(name), r.instead), false}
 	}
-	return nil
+	return r, err
+}
+
+// blocksFor is for how long a command may block: a year, if the time that it names is 0, which means for ever.
+func (r *rule) blocksFor(args []any) time.Duration {
+	at := r.at
+	if at < 0 {
+		at += len(args)
+	}
+	if at < 1 || at >= len(args) {
+		return 0 // the server will say what is wrong with it
+	}
+	var room [64]byte
+	wire, _ := appendCommand(room[:0], args[at:at+1])
+	_, text, _ := bytes.Cut(bytes.TrimSpace(wire), []byte("\r\n$")) // behind it, the length in a line and the text in another
+	_, text, _ = bytes.Cut(text, []byte("\r\n"))
+	n, err := strconv.ParseFloat(string(text), 64)
+	switch seconds := n * r.unit.Seconds(); {
+	case err != nil || !(n >= 0):
+		return 0
+	case n == 0 || seconds > maxSpan.Seconds():
+		return maxSpan
+	default:
+		return time.Duration(seconds * float64(time.Second))
+	}
 }
 
 // appendWord appends the beginning of argument i, if it is text, in upper case. No name here is longer than 30 letters.

@@ -35,14 +35,17 @@ const libVersion = "0.1.0" // what CLIENT SETINFO tells the server
 
 // Errors to be tested with errors.Is. Each may be wrapped in text that says more.
 var (
-	ErrClosed       = errors.New("baton: the client is closed")
+	ErrClosed       = errors.New("baton: closed")
 	ErrNoConnection = errors.New("baton: no connection")
 	ErrTimeout      = errors.New("baton: timeout")
 	ErrBacklogFull  = errors.New("baton: the backlog is full")
 	ErrNotHere      = errors.New("baton: this command must not be sent here")
+	ErrTxAborted    = errors.New("baton: the transaction was aborted") // nothing of it was executed
+	ErrGap          = errors.New("baton: messages were missed")        // see GapError
 	// ErrMaintenance is found in the error of a command that failed while the server was under announced maintenance, beside its cause.
 	ErrMaintenance = errors.New("baton: during maintenance")
 
+	errLeft    = errors.New("baton: the caller of a blocking command left, and it was closed")
 	errRetired = errors.New("baton: retired") // how a connection ends on which nobody waits any more after another took its place
 )
 
@@ -99,6 +102,8 @@ type Options struct {
 	Backlog                     BacklogPolicy // Queue (default) or FailFast, while there is no connection
 	MaxBacklog, MaxBacklogBytes int           // commands waiting unwritten: 65,536, of 64 MiB; beyond either ErrBacklogFull
 	MaxInFlight                 int           // written and unanswered on one connection: 65,536; beyond it work waits in the backlog
+	MaxDedicated                int           // connections for blocking commands and sessions: 64; beyond it callers wait, within their context
+	MaxMessages                 int           // queued per Subscription: 4,096; beyond it messages are dropped, and a GapError says how many
 	MaxReply                    int           // bytes in one reply: 512 MiB; what exceeds it or the next two breaks the connection
 	MaxDepth, MaxElements       int           // nesting of one reply and elements in it: 128 and 1<<24
 
@@ -160,25 +165,26 @@ func (p Phase) String() string { return [...]string{"done", "preparing", "holdin
 type EventKind string
 
 const (
-	EventNotification EventKind = "notification"           // a maintenance frame was read; copies on other connections are not reported
-	EventRelaxed      EventKind = "timeouts relaxed"       // a relaxed window opened
-	EventTightened    EventKind = "timeouts tightened"     // a window was closed by the server, or ran out; the time after the event is still relaxed
-	EventPreparing    EventKind = "handoff preparing"      // a handoff began, or needs another replacement
-	EventDialFailed   EventKind = "dial failed"            // an attempt to connect failed; it is made again
-	EventReady        EventKind = "replacement ready"      // a replacement is ready
-	EventHolding      EventKind = "holding"                // new work waits for the old connection to empty
-	EventPromoted     EventKind = "promoted"               // the replacement took over
-	EventLingering    EventKind = "old connection lingers" // it still has commands to answer, which Held counts
-	EventOldClosed    EventKind = "old connection closed"  // of a handoff
-	EventGivenUp      EventKind = "handoff given up"       // it ended without a replacement; the current connection serves on
-	EventLost         EventKind = "connection lost"        // without notice
-	EventConnected    EventKind = "connected again"        // a bridge that had lost its connection has one again, outside of a handoff
-	EventRefused      EventKind = "notifications refused"  // the server will announce nothing, and Err says why; reported once
+	EventNotification  EventKind = "notification"           // a maintenance frame was read; copies on other connections are not reported
+	EventRelaxed       EventKind = "timeouts relaxed"       // a relaxed window opened
+	EventTightened     EventKind = "timeouts tightened"     // a window was closed by the server, or ran out; the time after the event is still relaxed
+	EventPreparing     EventKind = "handoff preparing"      // a handoff began, or needs another replacement
+	EventDialFailed    EventKind = "dial failed"            // an attempt to connect failed; it is made again
+	EventReady         EventKind = "replacement ready"      // a replacement is ready
+	EventHolding       EventKind = "holding"                // new work waits for the old connection to empty
+	EventPromoted      EventKind = "promoted"               // the replacement took over
+	EventLingering     EventKind = "old connection lingers" // it still has commands to answer, which Held counts
+	EventOldClosed     EventKind = "old connection closed"  // of a handoff
+	EventGivenUp       EventKind = "handoff given up"       // it ended without a replacement; the current connection serves on
+	EventLost          EventKind = "connection lost"        // without notice
+	EventConnected     EventKind = "connected again"        // a bridge that had lost its connection has one again, outside of a handoff
+	EventRefused       EventKind = "notifications refused"  // the server will announce nothing, and Err says why; reported once
+	EventSessionMoving EventKind = "session will be cut"    // at the end of Window; a session is never handed off
 )
 
 func (k EventKind) level() slog.Level {
 	switch k {
-	case EventDialFailed, EventGivenUp, EventLost:
+	case EventDialFailed, EventGivenUp, EventLost, EventSessionMoving:
 		return slog.LevelWarn
 	case EventReady, EventHolding, EventLingering, EventOldClosed, EventRefused:
 		return slog.LevelDebug
@@ -216,7 +222,7 @@ func (o Options) resolved() (Options, error) {
 	m.HoldCap = cmp.Or(m.HoldCap, 50*time.Millisecond)
 	negative := o.DialTimeout < 0 || m.RelaxedWindowMax < 0
 	for field, fallback := range map[*int]int{&o.Conns: 1, &o.MaxBacklog: 65536, &o.MaxBacklogBytes: 64 << 20, &o.MaxInFlight: 65536,
-		&o.MaxReply: 512 << 20, &o.MaxDepth: 128, &o.MaxElements: 1 << 24, &o.DB: 0} {
+		&o.MaxReply: 512 << 20, &o.MaxDedicated: 64, &o.MaxMessages: 4096, &o.MaxDepth: 128, &o.MaxElements: 1 << 24, &o.DB: 0} {
 		*field = cmp.Or(*field, fallback)
 		negative = negative || *field < 0
 	}
@@ -400,7 +406,7 @@ type conn struct {
 	busy                     int    // a decayed peak of the commands in flight; tells a loaded connection from a quiet one
 	broken                   error
 	retired, readDone, ended bool
-	quietFrom                tick  // silence counts from here: a first command went out, or a long write got on
+	quietFrom                tick  // silence counts from here: a long write got on
 	swept, sweptTo           int64 // taken and wrote at the last sweep
 
 	lastRead atomic.Int64 // the tick of the last byte; written by the reader
@@ -426,9 +432,6 @@ type outBuffer struct {
 
 // enqueueLocked puts m in flight and its bytes into the out-buffer.
 func (c *conn) enqueueLocked(m *message) {
-	if c.inFlight.empty() {
-		c.quietFrom = max(c.quietFrom, m.start)
-	}
 	m.begin, m.end = c.given, c.given+int64(len(m.buf))
 	c.given = m.end
 	if len(m.buf) <= maxCopy {
@@ -634,6 +637,11 @@ func (c *conn) answer(run []frame) (err error) {
 		if m == nil || m.end > c.taken {
 			err = fmt.Errorf("baton: protocol error: %s sent a reply that no command asked for: %.60q", c.addr, c.dec.buf[run[i].start:run[i].end])
 			break
+		}
+		if m.fence && run[i].kind == KindError { // of what goes before the PING, whose answer ends m
+			m.refusals = append(m.refusals, c.dec.reply(run[i]).Err())
+			i++
+			continue
 		}
 		n := min(len(run)-i, m.want-m.got)
 		c.deliveries = append(c.deliveries, delivery{m, run[i : i+n]})

@@ -102,7 +102,13 @@ type scanner struct {
 	need int    // values still to come in this frame
 	skip int    // bytes of a blob still to come, its CRLF included
 	line []byte // the beginning of a header that was cut
+
+	values int    // of the frame so far, itself included
+	first  int    // bytes still to come of the first value in it
+	word   []byte // that value, if it is a short string: a push says in it what it is; valid as kind is
 }
+
+const maxWord = 16 // bytes: "punsubscribe" is the longest that anybody asks for
 
 // idle says whether the stream stands between two frames.
 func (s *scanner) idle() bool { return s.need == 0 && s.skip == 0 && len(s.line) == 0 }
@@ -112,11 +118,15 @@ func (s *scanner) next(b []byte) (n int, done bool) {
 	for n < len(b) {
 		if s.skip > 0 {
 			k := min(s.skip, len(b)-n)
+			if w := min(s.first, k); w > 0 {
+				s.word = append(s.word, b[n:n+w]...)
+				s.first -= w
+			}
 			s.skip -= k
 			n += k
 		} else {
 			if s.idle() {
-				s.kind, s.need = b[n], 1
+				s.kind, s.need, s.values, s.word = b[n], 1, 0, s.word[:0]
 			}
 			i := bytes.IndexByte(b[n:], '\n')
 			if i < 0 {
@@ -140,11 +150,15 @@ func (s *scanner) next(b []byte) (n int, done bool) {
 
 func (s *scanner) header(line []byte) {
 	s.need--
+	s.values++
 	size, _, _ := parseLength(line, 1)
 	switch line[0] {
 	case '$', '=', '!':
 		if size >= 0 && line[1] != '-' {
 			s.skip = size + 2
+		}
+		if s.values == 2 && size <= maxWord {
+			s.first = max(size, 0)
 		}
 	case '*', '~', '>':
 		s.need += max(size, 0)

@@ -44,14 +44,21 @@ func TestParseCommand(t *testing.T) {
 var frames = []string{
 	"+OK\r\n", "-ERR no\r\n", ":1\r\n", ",1.5\r\n", "#t\r\n", "(12345678901234567890\r\n", "_\r\n",
 	"$5\r\na\r\nbc\r\n", "$0\r\n\r\n", "$-1\r\n", "=7\r\ntxt:abc\r\n", "!3\r\nERR\r\n",
-	"*0\r\n", "*-1\r\n", "*2\r\n$1\r\na\r\n*1\r\n:1\r\n", "%2\r\n+a\r\n:1\r\n+b\r\n*2\r\n:1\r\n:2\r\n", "~1\r\n_\r\n",
-	"|1\r\n+ttl\r\n:3\r\n$1\r\nx\r\n", ">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\np\r\n", ">0\r\n",
+	"*0\r\n", "*-1\r\n", anArray, "%2\r\n+a\r\n:1\r\n+b\r\n*2\r\n:1\r\n:2\r\n", "~1\r\n_\r\n",
+	"|1\r\n+ttl\r\n:3\r\n$1\r\nx\r\n", aMessage, ">1\r\n$18\r\nnobody asks for it\r\n", ">0\r\n",
 }
+
+const (
+	anArray  = "*2\r\n$1\r\na\r\n*1\r\n:1\r\n"
+	aMessage = ">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\np\r\n"
+)
 
 func TestScannerFindsEndsWhereverTheStreamIsCut(t *testing.T) {
 	stream := []byte(strings.Join(frames, ""))
 	var ends []int
 	var kinds []byte
+	words := make([]string, len(frames))
+	words[slices.Index(frames, aMessage)], words[slices.Index(frames, anArray)] = "message", "a"
 	for _, f := range frames {
 		kinds = append(kinds, f[0])
 		ends = append(ends, len(f))
@@ -63,6 +70,7 @@ func TestScannerFindsEndsWhereverTheStreamIsCut(t *testing.T) {
 		var s scanner
 		var gotEnds []int
 		var gotKinds []byte
+		var gotWords []string
 		at := 0
 		for part := range slices.Chunk(stream, size) {
 			for len(part) > 0 {
@@ -70,14 +78,14 @@ func TestScannerFindsEndsWhereverTheStreamIsCut(t *testing.T) {
 				at += n
 				part = part[n:]
 				if done {
-					gotEnds, gotKinds = append(gotEnds, at), append(gotKinds, s.kind)
+					gotEnds, gotKinds, gotWords = append(gotEnds, at), append(gotKinds, s.kind), append(gotWords, string(s.word))
 				}
 				if done != s.idle() {
 					t.Fatalf("cut by %d, at %d: done %v, idle %v", size, at, done, s.idle())
 				}
 			}
 		}
-		if !slices.Equal(gotEnds, ends) || !bytes.Equal(gotKinds, kinds) {
+		if !slices.Equal(gotEnds, ends) || !bytes.Equal(gotKinds, kinds) || !slices.Equal(gotWords, words) {
 			t.Fatalf("cut by %d: ends %v of kinds %q, want %v of %q", size, gotEnds, gotKinds, ends, kinds)
 		}
 	}

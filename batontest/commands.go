@@ -54,6 +54,7 @@ const (
 	whileSubscribed      // in protocol 2
 	duringMulti          // carried out at once, not queued
 	container            // has subcommands
+	withReply            // takes effect with its reply when that is delayed
 
 	anyTime = beforeAuth | whileSubscribed | duringMulti
 )
@@ -132,9 +133,9 @@ var commandList = []command{
 
 	{"publish", 3, 0, func(c *session, a [][]byte) any { return c.st.publish(channels, a[1], a[2]) }, 0},
 	{"spublish", 3, 0, func(c *session, a [][]byte) any { return c.st.publish(shardChannels, a[1], a[2]) }, 0},
-	{"subscribe", -2, whileSubscribed, subscribes(channels), 0},
-	{"psubscribe", -2, whileSubscribed, subscribes(patterns), 0},
-	{"ssubscribe", -2, whileSubscribed, subscribes(shardChannels), 0},
+	{"subscribe", -2, whileSubscribed | withReply, subscribes(channels), 0},
+	{"psubscribe", -2, whileSubscribed | withReply, subscribes(patterns), 0},
+	{"ssubscribe", -2, whileSubscribed | withReply, subscribes(shardChannels), 0},
 	{"unsubscribe", -1, whileSubscribed, unsubscribes(channels), 0},
 	{"punsubscribe", -1, whileSubscribed, unsubscribes(patterns), 0},
 	{"sunsubscribe", -1, whileSubscribed, unsubscribes(shardChannels), 0},
@@ -174,9 +175,9 @@ type session struct {
 	p   *peer
 	st  *store
 
-	reply  []byte   // of the command at hand
-	optIn  []string // the arguments of an opt-in at hand, which is carried out with its reply
-	waiter *waiter  // set while the connection waits
+	reply  []byte  // of the command at hand
+	late   func()  // carries it out and answers it, in place of reply; nil: it was carried out
+	waiter *waiter // set while the connection waits
 	quit   bool
 
 	proto, db  int
@@ -240,8 +241,10 @@ func (c *session) dispatch(args [][]byte) time.Duration {
 		c.queue = append(c.queue, queued{name, cmd, clone(args)})
 		h.delay = 0
 		reply = status("QUEUED")
+	} else if c.srv.count(name, cmd); h.delay > 0 && cmd.has(withReply) {
+		args = clone(args)
+		c.late = func() { c.p.write(appendValue(nil, c.proto, cmd.run(c, args))) }
 	} else {
-		c.srv.count(name, cmd)
 		reply = cmd.run(c, args)
 		c.st.serve()
 	}
@@ -254,9 +257,10 @@ func (c *session) dispatch(args [][]byte) time.Duration {
 
 // answer has the reply written.
 func (c *session) answer() {
-	if c.optIn != nil {
-		c.srv.node.optIn(c.p, c.optIn, c.proto)
-		c.optIn = nil
+	if late := c.late; late != nil {
+		c.late = nil
+		late()
+		return
 	}
 	c.p.write(c.reply)
 }
@@ -400,7 +404,8 @@ func cmdClient(c *session, args [][]byte) any {
 		if c.multi {
 			return errNoMulti
 		}
-		c.optIn = texts(rest)
+		opt := texts(rest)
+		c.late = func() { c.srv.node.optIn(c.p, opt, c.proto) }
 		return several{}
 	case "id":
 		return c.p.id

@@ -373,35 +373,121 @@ func TestABlockedClientThatLeftGetsNothing(t *testing.T) {
 	})
 }
 
+// A subscriber's commands and what it hears; a line that begins with < is a command of somebody else, and what the subscriber
+// hears of it. Where protocol 3 has another reply, that follows.
+var subscriber = []struct{ command, reply, reply3 string }{
+	{"UNSUBSCRIBE", "*3\r\n$11\r\nunsubscribe\r\n$-1\r\n:0\r\n", ">3\r\n$11\r\nunsubscribe\r\n_\r\n:0\r\n"},
+	{"PUNSUBSCRIBE", "*3\r\n$12\r\npunsubscribe\r\n$-1\r\n:0\r\n", ">3\r\n$12\r\npunsubscribe\r\n_\r\n:0\r\n"},
+	{"SUNSUBSCRIBE", "*3\r\n$12\r\nsunsubscribe\r\n$-1\r\n:0\r\n", ">3\r\n$12\r\nsunsubscribe\r\n_\r\n:0\r\n"},
+	{"UNSUBSCRIBE nosuch", "*3\r\n$11\r\nunsubscribe\r\n$6\r\nnosuch\r\n:0\r\n", ">3\r\n$11\r\nunsubscribe\r\n$6\r\nnosuch\r\n:0\r\n"},
+	{"SUBSCRIBE", "-ERR wrong number of arguments for 'subscribe' command\r\n", ""},
+	{"PING", "+PONG\r\n", ""},
+
+	{"SUBSCRIBE a a b", "*3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n*3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n*3\r\n$9\r\nsubscribe\r\n$1\r\nb\r\n:2\r\n",
+		">3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n>3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n>3\r\n$9\r\nsubscribe\r\n$1\r\nb\r\n:2\r\n"},
+	{"SUBSCRIBE a", "*3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:2\r\n", ">3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:2\r\n"},
+	{"< PUBLISH a once", "*3\r\n$7\r\nmessage\r\n$1\r\na\r\n$4\r\nonce\r\n", ">3\r\n$7\r\nmessage\r\n$1\r\na\r\n$4\r\nonce\r\n"},
+	{"PSUBSCRIBE a*", "*3\r\n$10\r\npsubscribe\r\n$2\r\na*\r\n:3\r\n", ">3\r\n$10\r\npsubscribe\r\n$2\r\na*\r\n:3\r\n"},
+	{"SSUBSCRIBE a", "*3\r\n$10\r\nssubscribe\r\n$1\r\na\r\n:1\r\n", ">3\r\n$10\r\nssubscribe\r\n$1\r\na\r\n:1\r\n"},
+	{"< PUBLISH a two", "*3\r\n$7\r\nmessage\r\n$1\r\na\r\n$3\r\ntwo\r\n*4\r\n$8\r\npmessage\r\n$2\r\na*\r\n$1\r\na\r\n$3\r\ntwo\r\n",
+		">3\r\n$7\r\nmessage\r\n$1\r\na\r\n$3\r\ntwo\r\n>4\r\n$8\r\npmessage\r\n$2\r\na*\r\n$1\r\na\r\n$3\r\ntwo\r\n"},
+	{"< PUBLISH abc p", "*4\r\n$8\r\npmessage\r\n$2\r\na*\r\n$3\r\nabc\r\n$1\r\np\r\n", ">4\r\n$8\r\npmessage\r\n$2\r\na*\r\n$3\r\nabc\r\n$1\r\np\r\n"},
+	{"< SPUBLISH a shard", "*3\r\n$8\r\nsmessage\r\n$1\r\na\r\n$5\r\nshard\r\n", ">3\r\n$8\r\nsmessage\r\n$1\r\na\r\n$5\r\nshard\r\n"},
+	{"< PUBLISH nobody x", "", ""},
+	{"< SPUBLISH abc x", "", ""},
+
+	{"PING", "*2\r\n$4\r\npong\r\n$0\r\n\r\n", "+PONG\r\n"},
+	{"PING x", "*2\r\n$4\r\npong\r\n$1\r\nx\r\n", "$1\r\nx\r\n"},
+	{"PING x y", "-ERR wrong number of arguments for 'ping' command\r\n", ""},
+	{"GET x", onlySubscribe("get"), "_\r\n"},
+	{"PUBLISH a self", onlySubscribe("publish"), ">3\r\n$7\r\nmessage\r\n$1\r\na\r\n$4\r\nself\r\n" +
+		">4\r\n$8\r\npmessage\r\n$2\r\na*\r\n$1\r\na\r\n$4\r\nself\r\n:2\r\n"},
+	{"MULTI", onlySubscribe("multi"), "+OK\r\n"},
+	{"DISCARD", onlySubscribe("discard"), "+OK\r\n"},
+	{"BLPOP nolist 0.01", onlySubscribe("blpop"), "_\r\n"},
+
+	{"PUNSUBSCRIBE nosuch", "*3\r\n$12\r\npunsubscribe\r\n$6\r\nnosuch\r\n:3\r\n", ">3\r\n$12\r\npunsubscribe\r\n$6\r\nnosuch\r\n:3\r\n"},
+	{"SUNSUBSCRIBE", "*3\r\n$12\r\nsunsubscribe\r\n$1\r\na\r\n:0\r\n", ">3\r\n$12\r\nsunsubscribe\r\n$1\r\na\r\n:0\r\n"},
+	{"PUNSUBSCRIBE", "*3\r\n$12\r\npunsubscribe\r\n$2\r\na*\r\n:2\r\n", ">3\r\n$12\r\npunsubscribe\r\n$2\r\na*\r\n:2\r\n"},
+	{"UNSUBSCRIBE a", "*3\r\n$11\r\nunsubscribe\r\n$1\r\na\r\n:1\r\n", ">3\r\n$11\r\nunsubscribe\r\n$1\r\na\r\n:1\r\n"},
+	{"< PUBLISH a gone", "", ""},
+	{"UNSUBSCRIBE", "*3\r\n$11\r\nunsubscribe\r\n$1\r\nb\r\n:0\r\n", ">3\r\n$11\r\nunsubscribe\r\n$1\r\nb\r\n:0\r\n"},
+	{"GET x", "$-1\r\n", "_\r\n"},
+	{"SUBSCRIBE a", "*3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n", ">3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n"},
+	{"RESET", "+RESET\r\n", ""},
+	{"< PUBLISH a gone", "", ""},
+	{"PING", "+PONG\r\n", ""},
+}
+
+func onlySubscribe(refused string) string {
+	return "-ERR Can't execute '" + refused + "': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context\r\n"
+}
+
+func converses(t *testing.T, proto int, sub, other *talker) {
+	if proto == 3 {
+		sub.say("HELLO 3")
+		sub.skip("*0\r\n")
+	}
+	for _, line := range subscriber {
+		want := line.reply
+		if proto == 3 && line.reply3 != "" {
+			want = line.reply3
+		}
+		t.Log(line.command)
+		if command, others := strings.CutPrefix(line.command, "< "); others {
+			other.say(command)
+			other.skip("\r\n")
+			sub.hear(want)
+			continue
+		}
+		sub.ask(line.command, want)
+	}
+}
+
 func TestPubSub(t *testing.T) {
+	for proto := 2; proto <= 3; proto++ {
+		t.Run(fmt.Sprintf("proto=%d", proto), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				s := inMemory(t)
+				sub, other := dial(t, s), dial(t, s)
+				converses(t, proto, sub, other)
+				other.ask("PUBLISH a x", ":0\r\n")
+				two, three := dial(t, s), dial(t, s).optIn()
+				two.ask("SUBSCRIBE a", "*3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n")
+				three.ask("PSUBSCRIBE a", ">3\r\n$10\r\npsubscribe\r\n$1\r\na\r\n:1\r\n")
+				other.ask("PUBLISH a x", ":2\r\n")
+			})
+		})
+	}
+}
+
+// The table above is true of Redis itself.
+func TestPubSubMatchesRedis(t *testing.T) {
+	sock := realRedis(t)
+	for proto := 2; proto <= 3; proto++ {
+		t.Run(fmt.Sprintf("proto=%d", proto), func(t *testing.T) {
+			dial := func() *talker {
+				conn, err := net.Dial("unix", sock)
+				return newTalker(t, conn, err)
+			}
+			converses(t, proto, dial(), dial())
+		})
+	}
+}
+
+func TestALateSubscription(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := inMemory(t)
-		two, three, pub := dial(t, s), dial(t, s), dial(t, s)
-		two.ask("SUBSCRIBE a b", "*3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n*3\r\n$9\r\nsubscribe\r\n$1\r\nb\r\n:2\r\n")
-		two.ask("GET x", "-ERR Can't execute 'get': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context\r\n")
-		two.ask("PING", "*2\r\n$4\r\npong\r\n$0\r\n\r\n")
-		two.ask("PING x", "*2\r\n$4\r\npong\r\n$1\r\nx\r\n")
-
-		three.say("HELLO 3")
-		three.skip("*0\r\n")
-		three.ask("SUBSCRIBE a", ">3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n")
-		three.ask("PSUBSCRIBE a*", ">3\r\n$10\r\npsubscribe\r\n$2\r\na*\r\n:2\r\n")
-		three.ask("SSUBSCRIBE s", ">3\r\n$10\r\nssubscribe\r\n$1\r\ns\r\n:1\r\n")
-		three.ask("PING", "+PONG\r\n")
-		three.ask("GET x", "_\r\n")
-
-		pub.ask("PUBLISH a hi", ":3\r\n")
-		two.hear("*3\r\n$7\r\nmessage\r\n$1\r\na\r\n$2\r\nhi\r\n")
-		three.hear(">3\r\n$7\r\nmessage\r\n$1\r\na\r\n$2\r\nhi\r\n>4\r\n$8\r\npmessage\r\n$2\r\na*\r\n$1\r\na\r\n$2\r\nhi\r\n")
-		pub.ask("SPUBLISH s shard", ":1\r\n")
-		three.hear(">3\r\n$8\r\nsmessage\r\n$1\r\ns\r\n$5\r\nshard\r\n")
-		pub.ask("PUBLISH s nobody", ":0\r\n")
-
-		two.ask("UNSUBSCRIBE", "*3\r\n$11\r\nunsubscribe\r\n$1\r\na\r\n:1\r\n*3\r\n$11\r\nunsubscribe\r\n$1\r\nb\r\n:0\r\n")
-		two.ask("UNSUBSCRIBE", "*3\r\n$11\r\nunsubscribe\r\n$-1\r\n:0\r\n")
-		two.ask("GET x", "$-1\r\n")
-		three.ask("RESET", "+RESET\r\n")
-		pub.ask("PUBLISH a gone", ":0\r\n")
+		s.Delay("subscribe", time.Second)
+		sub, other := dial(t, s).optIn(), dial(t, s)
+		sub.say("SUBSCRIBE a")
+		sub.say("PING")
+		synctest.Wait()
+		other.ask("PUBLISH a early", ":0\r\n")
+		sub.silent(999 * time.Millisecond)
+		sub.hear(">3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n+PONG\r\n")
+		other.ask("PUBLISH a x", ":1\r\n")
+		sub.hear(">3\r\n$7\r\nmessage\r\n$1\r\na\r\n$1\r\nx\r\n")
 	})
 }
 

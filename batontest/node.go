@@ -366,7 +366,8 @@ func (n *node) optOut(p *peer) {
 
 // Delay makes the answer to a command late by d, from the next one on; 0 ends that. The command is carried out at once, only its
 // reply waits, and with it the later commands of that connection. Other connections, announcements and Close are not
-// delayed. A subcommand is named like this: "client maint_notifications", which takes effect with its reply.
+// delayed. A subcommand is named like this: "client maint_notifications", which takes effect with its reply. So does a
+// SUBSCRIBE of whatever kind, since no message comes ahead of its confirmation.
 func (n *node) Delay(command string, d time.Duration) {
 	n.setHook(command, func(h *hook) { h.delay = d })
 }

@@ -15,8 +15,8 @@ import (
 // byte by byte, except for CLIENT MAINT_NOTIFICATIONS: it answers that itself, when all earlier replies of the
 // connection have gone out. It obeys the options that are not about data and users.
 //
-// It knows its place by counting replies. CLIENT REPLY, MONITOR, a SUBSCRIBE that is refused and, with protocol 2, published messages
-// put the count out; then its own answers and delays may come in the wrong place, though never within a frame.
+// It knows its place by counting replies. CLIENT REPLY, MONITOR and, with protocol 2, published messages and UNSUBSCRIBE
+// without names put the count out; then its own answers and delays may come in the wrong place, though never within a frame.
 type Relay struct {
 	*node
 	target string
@@ -51,10 +51,11 @@ type link struct {
 	target net.Conn
 	proto  int // as far as the client's commands tell; owned by the connection's goroutine
 
-	mu    sync.Mutex
-	asked int64  // replies that the target has given or owes
-	given int64  // of these, passed on
-	marks []mark // by at
+	mu         sync.Mutex
+	asked      int64          // replies that the target has given or owes; to SUBSCRIBE and its kind all confirmations are one
+	given      int64          // of these, passed on
+	marks      []mark         // by at
+	confirming []confirmation // by at
 }
 
 // A mark says what happens when so many replies have been passed on.
@@ -62,6 +63,14 @@ type mark struct {
 	at     int64
 	answer func()    // the relay's own reply; nil: the target's next reply is late
 	due    time.Time // when that one may be passed on
+}
+
+// A confirmation is what the reply with a number consists of, if the command was of SUBSCRIBE's kind: a push for each
+// name. An error comes in their place, or that it was queued in a transaction.
+type confirmation struct {
+	at   int64
+	verb string // the first word of each push
+	left int    // pushes to come
 }
 
 const (
@@ -134,6 +143,9 @@ func (l *link) passCommands() {
 			l.interject(v.answer)
 			continue
 		}
+		if v.verb != "" {
+			l.expect(confirmation{l.asked + asked, v.verb, v.names})
+		}
 		p.r, from, asked = p.r+n, from+n, asked+v.replies
 		if v.delay > 0 {
 			l.mark(mark{at: l.asked + asked - v.replies, due: time.Now().Add(v.delay)})
@@ -148,6 +160,8 @@ func (l *link) passCommands() {
 // A verdict is what becomes of a command.
 type verdict struct {
 	replies int64  // the target's
+	verb    string // of a command of SUBSCRIBE's kind, in lower case,
+	names   int    // and how many it is about
 	answer  func() // in place of the target's
 	delay   time.Duration
 }
@@ -170,11 +184,7 @@ func (l *link) judge(args [][]byte) verdict {
 	case isWord(cmd, "RESET"):
 		l.setProto(2)
 	case len(cmd) >= 9 && isWord(cmd[len(cmd)-9:], "SUBSCRIBE"):
-		if l.proto == 3 {
-			v.replies = 0 // pushes confirm it
-		} else {
-			v.replies = int64(max(1, len(args)-1))
-		}
+		v.verb, v.names = strings.ToLower(string(cmd)), max(1, len(args)-1)
 	}
 	if len(*n.hooks.Load()) > 0 {
 		name, _ := resolve(args)
@@ -210,6 +220,12 @@ func (l *link) mark(m mark) {
 	l.marks = append(l.marks, m)
 }
 
+func (l *link) expect(c confirmation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.confirming = append(l.confirming, c)
+}
+
 // interject answers when all that has been asked so far is answered.
 func (l *link) interject(answer func()) {
 	l.mu.Lock()
@@ -242,15 +258,15 @@ func (l *link) pass(s *scanner, b []byte) {
 	from, to := 0, 0 // b[from:to] is looked at and not passed on
 	within := !s.idle()
 	for to < len(b) {
-		if len(l.marks) > 0 && s.idle() && b[to] != '>' {
+		if len(l.marks) > 0 && s.idle() && (b[to] != '>' || l.confirmsLocked()) {
 			l.p.pass(b[from:to], false)
 			from = to
 			l.awaitDueLocked()
 		}
 		n, done := s.next(b[to:])
 		to += n
-		if done && s.kind != '>' {
-			l.given++
+		if done {
+			l.countLocked(s)
 		}
 		if done && (within || len(l.marks) > 0) { // the first end of a frame lets out the pushes that wait for one
 			l.p.pass(b[from:to], false)
@@ -259,6 +275,25 @@ func (l *link) pass(s *scanner, b []byte) {
 		}
 	}
 	l.p.pass(b[from:], !s.idle())
+}
+
+// confirmsLocked says whether the next reply is confirmations.
+func (l *link) confirmsLocked() bool {
+	return len(l.confirming) > 0 && l.confirming[0].at == l.given
+}
+
+// countLocked is called at the end of each frame.
+func (l *link) countLocked(s *scanner) {
+	switch {
+	case l.confirmsLocked() && string(s.word) == l.confirming[0].verb && l.confirming[0].left > 1:
+		l.confirming[0].left--
+		return
+	case l.confirmsLocked() && (s.kind != '>' || string(s.word) == l.confirming[0].verb):
+		l.confirming = l.confirming[1:]
+	case s.kind == '>':
+		return
+	}
+	l.given++
 }
 
 // awaitDueLocked is called ahead of a reply. It unlocks while it waits.

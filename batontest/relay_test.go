@@ -266,3 +266,60 @@ func TestRelayPushesUnderLoad(t *testing.T) {
 		wg.Wait()
 	})
 }
+
+// A SUBSCRIBE is one reply to the relay, however many pushes confirm it, and also if it is refused or queued.
+func TestRelayCountsSubscriptions(t *testing.T) {
+	targets(t, func(t *testing.T, target string) {
+		r := newTestRelay(t, target)
+		c := dialTCP(t, r.Addr()).optIn()
+		confirmed := func(verb, name string, n int) string {
+			return fmt.Sprintf(">3\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n:%d\r\n", len(verb), verb, len(name), name, n)
+		}
+		const refused = "-ERR wrong number of arguments for 'subscribe' command\r\n"
+		for _, tc := range []struct{ commands, want string }{
+			{"SUBSCRIBE", refused},
+			{"SUBSCRIBE a b | SUBSCRIBE | SUBSCRIBE c",
+				confirmed("subscribe", "a", 1) + confirmed("subscribe", "b", 2) + refused + confirmed("subscribe", "c", 3)},
+			{"SSUBSCRIBE s | PSUBSCRIBE p* | SUNSUBSCRIBE s s",
+				confirmed("ssubscribe", "s", 1) + confirmed("psubscribe", "p*", 4) + confirmed("sunsubscribe", "s", 0) + confirmed("sunsubscribe", "s", 0)},
+			{"PUNSUBSCRIBE | SUNSUBSCRIBE", confirmed("punsubscribe", "p*", 3) + ">3\r\n$12\r\nsunsubscribe\r\n_\r\n:0\r\n"},
+			{"PUBLISH a self", confirmedMessage + ":1\r\n"},
+			{"MULTI | SUBSCRIBE d | DISCARD", "+OK\r\n+QUEUED\r\n+OK\r\n"},
+			{"UNSUBSCRIBE a b c", confirmed("unsubscribe", "a", 2) + confirmed("unsubscribe", "b", 1) + confirmed("unsubscribe", "c", 0)},
+		} {
+			const before, after = 20, 20 // commands around it, so that an answer in the wrong place is seen
+			for range before {
+				c.say("PING")
+			}
+			for command := range strings.SplitSeq(tc.commands, " | ") {
+				c.say(command)
+			}
+			c.say(optIn)
+			for range after {
+				c.say("PING")
+			}
+			t.Log(tc.commands)
+			c.hear(strings.Repeat("+PONG\r\n", before) + tc.want + "+OK\r\n" + strings.Repeat("+PONG\r\n", after))
+		}
+	})
+}
+
+const confirmedMessage = ">3\r\n$7\r\nmessage\r\n$1\r\na\r\n$4\r\nself\r\n"
+
+func TestRelayDelaysASubscription(t *testing.T) {
+	targets(t, func(t *testing.T, target string) {
+		r := newTestRelay(t, target)
+		c := dialTCP(t, r.Addr()).optIn()
+		const late = 100 * time.Millisecond
+		r.Delay("subscribe", late)
+		start := time.Now()
+		c.say("PING")
+		c.say("SUBSCRIBE a b")
+		c.say("PING")
+		c.hear("+PONG\r\n>3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n")
+		if took := time.Since(start); took < late {
+			t.Error("the confirmation took", took)
+		}
+		c.hear(">3\r\n$9\r\nsubscribe\r\n$1\r\nb\r\n:2\r\n+PONG\r\n")
+	})
+}
