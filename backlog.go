@@ -6,6 +6,7 @@ package baton
 import (
 	"slices"
 	"sync"
+	"time"
 )
 
 // BacklogPolicy says what happens to a command given while there is no connection.
@@ -51,12 +52,12 @@ type message struct {
 	// Set by the caller before it gives the message away, and not changed until it is recycled. The bytes are the message's own:
 	// neither arguments nor a Batch are read after their call has returned.
 	buf       []byte
-	want      int    // replies that answer it
-	start     tick   // when Timeout begins: with the call, or when the time is over that the command itself may take
-	blocks    bool   // it has its connection to itself, and takes it along when its caller leaves
-	lease     uint64 // of the session that it belongs to; 0: of none
-	fence     bool   // a PING, behind commands that are answered by push frames or errors
-	appending bool   // the reply's text is appended to dst instead of becoming reply
+	want      int // replies that answer it
+	start     tick
+	span      time.Duration // that it may take by itself, since it blocks: then it has its connection to itself, or to its session; 0: it does not
+	lease     uint64        // of the session that it belongs to; 0: of none
+	fence     bool          // a PING, behind commands that are answered by push frames or errors
+	appending bool          // the reply's text is appended to dst instead of becoming reply
 
 	// Guarded by the bridge's lock.
 	next, prev *message
@@ -205,11 +206,16 @@ func (q *queue) admitsLocked(m *message, commands, bytes int) bool {
 	return q.empty() || q.commands+m.want <= commands && q.bytes+len(m.buf) <= bytes
 }
 
-// sweepLocked wakes the callers of all messages that began to wait at limit or before; what stands in line since before from
-// counts as begun then. Nothing overtakes in a queue, so it goes on only while it finds some: in an orderly one it looks at the head.
+// sweepLocked wakes the callers of all messages whose own time was over at limit or before; what stands in line since before from
+// counts as begun then. Nothing overtakes in a queue, so it goes on only while it finds some, or passes what blocks: in an orderly one
+// it looks at the head.
 func (q *queue) sweepLocked(from, limit tick) {
-	for m := q.head; m != nil && max(m.start, from) <= limit; m = m.next {
-		if !m.abandoned && len(m.signals) == 0 {
+	for m := q.head; m != nil; m = m.next {
+		due := max(m.start, from).add(m.span) <= limit
+		if !due && m.span == 0 {
+			return
+		}
+		if due && !m.abandoned && len(m.signals) == 0 {
 			m.signals <- look
 		}
 	}

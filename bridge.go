@@ -46,6 +46,7 @@ type Client struct {
 	counter  atomic.Uint64      // numbers dials and announcements in the order in which they begin
 	turn     atomic.Uint32      // whose bridge is next
 	lost     atomic.Uint64      // events nobody had room for
+	refused  atomic.Uint64      // commands that no bridge was free for
 	deaf     atomic.Bool        // that there are no notifications was told
 	pin      pin
 	relax    relaxation
@@ -56,8 +57,7 @@ type Client struct {
 
 	mu        sync.Mutex // guards the rest; taken before a bridge's
 	dedicated []*bridge  // for blocking commands and sessions; never more than MaxDedicated, and never removed
-	free      []*bridge  // of these, not in use; the one used last at the end
-	refused   uint64     // commands that came to no bridge
+	free      []*bridge  // of these, not in use
 	ending    bool       // Shutdown or Close was called
 }
 
@@ -105,10 +105,11 @@ func (c *Client) newBridge() *bridge {
 	return b
 }
 
-// everyone is all bridges there are now.
-func (c *Client) everyone() []*bridge {
+// everyone is all bridges there are now; if it is the end, no further one comes into use.
+func (c *Client) everyone(end bool) []*bridge {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.ending = c.ending || end
 	return slices.Concat(c.bridges, []*bridge{c.hub.b}, c.dedicated)
 }
 
@@ -209,20 +210,19 @@ func (c *Client) send(ctx context.Context, s *Session, m *message, args []any) (
 	if err != nil {
 		return true, err
 	}
-	var span time.Duration
-	if m.blocks = r.unit != 0; m.blocks {
-		span = r.blocksFor(args)
+	if r.unit != 0 {
+		m.span = r.blocksFor(args)
 	}
-	own, err = c.run(ctx, s, m, span)
+	own, err = c.run(ctx, s, m)
 	if s != nil && r.exec {
 		err = aborted(err)
 	}
 	return own, err
 }
 
-// run gives m, which may block for span, to a bridge and waits for its replies. own says whether m is the caller's again, to be
-// recycled; it is not when the caller left while m was in flight.
-func (c *Client) run(ctx context.Context, s *Session, m *message, span time.Duration) (own bool, err error) {
+// run gives m to a bridge and waits for its replies. own says whether m is the caller's again, to be recycled; it is not when the
+// caller left while m was in flight.
+func (c *Client) run(ctx context.Context, s *Session, m *message) (own bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return true, &commandError{err, false}
 	}
@@ -230,20 +230,18 @@ func (c *Client) run(ctx context.Context, s *Session, m *message, span time.Dura
 	switch {
 	case s != nil:
 		b, m.lease = s.b, s.lease
-	case m.blocks:
+	case m.span > 0:
 		if b, err = c.borrow(ctx, 0); err != nil {
-			c.mu.Lock()
-			c.refused += uint64(m.want)
-			c.mu.Unlock()
+			c.refused.Add(uint64(m.want))
 			return true, &commandError{err, false}
 		}
-		own, err = b.run(ctx, m, span)
+		own, err = b.run(ctx, m)
 		c.giveBack(b)
 		return own, err
 	case len(c.bridges) > 1:
 		b = c.bridges[c.turn.Add(1)%uint32(len(c.bridges))]
 	}
-	return b.run(ctx, m, span)
+	return b.run(ctx, m)
 }
 
 // borrow takes a bridge for one blocking command, or for a session of number lease, and waits if too many are in use. A blocking
@@ -262,18 +260,15 @@ func (c *Client) borrow(ctx context.Context, lease uint64) (*bridge, error) {
 		<-c.slots
 		return nil, ErrClosed
 	}
-	i := len(c.free) - 1
-	for lease != 0 && i >= 0 && c.free[i].hasConn() {
-		i--
-	}
-	if i < 0 && len(c.dedicated) == c.opts.MaxDedicated {
-		i = 0 // every one is connected: the one that was not used for longest
-	}
-	if i < 0 {
+	if n := len(c.dedicated); n < c.opts.MaxDedicated && (lease != 0 || len(c.free) == 0) {
 		b := c.newBridge()
 		b.lazy, b.lease = true, lease
 		c.dedicated = append(c.dedicated, b)
 		return b, nil
+	}
+	i := len(c.free) - 1
+	for i > 0 && c.free[i].hasConn() != (lease == 0) {
+		i--
 	}
 	b := c.free[i]
 	c.free = slices.Delete(c.free, i, i+1)
@@ -297,8 +292,7 @@ type Batch struct {
 	err     error         // of the first command that cannot be sent
 	reach   reach         // of the command that may be sent by the fewest,
 	refusal error         // and what the others say to it
-	blocks  bool          // one of the commands may block,
-	span    time.Duration // and all together for so long
+	span    time.Duration // for which all of them together may block
 	exec    bool          // there is an EXEC among them
 }
 
@@ -311,7 +305,7 @@ func (b *Batch) Add(args ...any) {
 		b.reach, b.refusal = r.reach, place(refusal)
 	}
 	if r.unit != 0 {
-		b.blocks, b.span = true, min(b.span+r.blocksFor(args), maxSpan)
+		b.span = min(b.span+r.blocksFor(args), maxSpan)
 	}
 	b.exec = b.exec || r.exec
 	var err error
@@ -348,14 +342,10 @@ func (c *Client) batch(ctx context.Context, s *Session, b *Batch, limit reach, t
 		m.want += 2
 		m.buf = append(append(append(m.buf, "*1\r\n$5\r\nMULTI\r\n"...), b.buf...), "*1\r\n$4\r\nEXEC\r\n"...)
 	} else {
-		m.buf, m.blocks = append(m.buf, b.buf...), b.blocks
+		m.buf, m.span = append(m.buf, b.buf...), b.span // in a transaction nothing blocks
 	}
 	m.replies = make([]Reply, m.want)
-	span := b.span
-	if !m.blocks { // in a transaction nothing does
-		span = 0
-	}
-	own, err := c.run(ctx, s, m, span)
+	own, err := c.run(ctx, s, m)
 	if s != nil && (tx || b.exec) {
 		err = aborted(err)
 	}
@@ -517,8 +507,8 @@ type Stats struct {
 
 // Stats tells how the client is doing.
 func (c *Client) Stats() Stats {
-	s := Stats{EventsLost: c.lost.Load()}
-	for _, b := range c.everyone() {
+	s := Stats{EventsLost: c.lost.Load(), Failed: c.refused.Load()}
+	for _, b := range c.everyone(false) {
 		b.mu.Lock()
 		for sum, n := range map[*uint64]uint64{&s.Sent: b.sent, &s.Answered: b.answered, &s.Failed: b.failed, &s.TimedOut: b.timedOut,
 			&s.Held: b.held, &s.Reconnects: b.reconnects, &s.Handoffs: b.handoffs, &s.HandoffsGivenUp: b.givenUp} {
@@ -530,28 +520,17 @@ func (c *Client) Stats() Stats {
 		s.LastHandoff.merge(&b.record)
 		b.mu.Unlock()
 	}
-	c.mu.Lock()
-	s.Failed += c.refused
-	c.mu.Unlock()
 	return s
 }
 
 // Close ends the client at once. What was not written fails with ErrClosed, never sent; what was written and not answered fails
 // with ErrClosed and may have been executed. It does not wait for OnEvent. It returns nil, also the second time.
 func (c *Client) Close() error {
-	c.end()
-	for _, b := range c.everyone() {
+	for _, b := range c.everyone(true) {
 		b.close()
 	}
 	c.cancel()
 	return nil
-}
-
-// end lets no further bridge be borrowed.
-func (c *Client) end() {
-	c.mu.Lock()
-	c.ending = true
-	c.mu.Unlock()
 }
 
 // Shutdown refuses new work, waits for what is queued or in flight, and closes the client. When ctx ends first it closes at once
@@ -559,10 +538,9 @@ func (c *Client) end() {
 // last until then.
 func (c *Client) Shutdown(ctx context.Context) error {
 	defer c.Close()
-	c.end()
 	for {
 		outstanding := 0
-		for _, b := range c.everyone() {
+		for _, b := range c.everyone(true) {
 			b.mu.Lock()
 			b.draining = true
 			outstanding += b.outstandingLocked()
@@ -586,7 +564,7 @@ func (c *Client) Shutdown(ctx context.Context) error {
 // vain for one of them, with the error of the last dial; the old connection then serves on. A handoff that is under way comes first, and
 // what it brings may do. When ctx ends Renew returns at once, and what it has begun goes on. Sessions are left alone.
 func (c *Client) Renew(ctx context.Context) error {
-	bridges := c.everyone()
+	bridges := c.everyone(false)
 	t, wall, results := now(), time.Now(), make(chan error, len(bridges))
 	for _, b := range bridges {
 		b.mu.Lock()
@@ -615,7 +593,7 @@ func (c *Client) Renew(ctx context.Context) error {
 // waiting is the poll's question whether a bridge waits for what a does not name, and its news that this was found. A bridge waits also
 // if what it dialled for a is connected to where others were told to leave, although nobody told it there.
 func (c *Client) waiting(a announcement, found bool) (any bool) {
-	for _, b := range c.everyone() {
+	for _, b := range c.everyone(false) {
 		b.mu.Lock()
 		t, here := now(), b.hereLocked()
 		prepares := b.hand.phase == PhasePreparing && !b.quest.renewal && here.addr != "" && b.quest.unnamed(&a, here)
@@ -692,17 +670,16 @@ type bridge struct {
 	draining, closed bool
 
 	lease  uint64           // of the session that it is lent to; 0: of none
-	begun  bool             // the session has had its connection, and gets no other
+	spent  bool             // the session has had its connection, and gets no other
 	moving chan<- time.Time // where the session is told when it will be cut; nil once it was
 
 	sent, answered, failed, timedOut, held, reconnects, handoffs, givenUp uint64 // as in Stats
 }
 
-// run gives m, which may take span by itself, to the bridge and waits for its replies.
-func (b *bridge) run(ctx context.Context, m *message, span time.Duration) (own bool, err error) {
-	t := now()
-	m.start = t.add(span)
-	if err := b.enter(m, t); err != nil {
+// run gives m to the bridge and waits for its replies.
+func (b *bridge) run(ctx context.Context, m *message) (own bool, err error) {
+	m.start = now()
+	if err := b.enter(m); err != nil {
 		return true, err
 	}
 	return b.await(ctx, m)
@@ -711,7 +688,7 @@ func (b *bridge) run(ctx context.Context, m *message, span time.Duration) (own b
 // enter gives m to the bridge. It decides everything in one critical section: a message that may be written joins the queue of
 // those in flight and its bytes the out-buffer; one that may not joins the backlog. After an error m is still the caller's, and
 // was never sent.
-func (b *bridge) enter(m *message, t tick) error {
+func (b *bridge) enter(m *message) error {
 	b.mu.Lock()
 	if err := b.refuseLocked(m); err != nil {
 		b.failed += uint64(m.want)
@@ -720,7 +697,7 @@ func (b *bridge) enter(m *message, t tick) error {
 		return &commandError{err, false}
 	}
 	if b.sweepAt == 0 {
-		b.watchLocked(t)
+		b.watchLocked(m.start)
 	}
 	c, p, mine := b.cur, outBuffer{}, false
 	switch {
@@ -761,7 +738,20 @@ func (b *bridge) takeBackLocked(unsent []*message) {
 		return true
 	})
 	b.sent -= uint64(b.backlog.returnLocked(unsent))
-	b.failLocked(stranded, b.noConnectionLocked())
+	if len(stranded) > 0 {
+		b.failLocked(stranded, cmp.Or(b.overLocked(stranded[0]), ErrNoConnection))
+	}
+}
+
+// overLocked is why a bridge does nothing for m any more; nil: it does.
+func (b *bridge) overLocked(m *message) error {
+	switch {
+	case b.closed || m.lease != b.lease:
+		return ErrClosed
+	case b.spent && !b.cur.aliveLocked():
+		return b.noConnectionLocked()
+	}
+	return nil
 }
 
 // failLocked fails popped messages that were never sent.
@@ -773,11 +763,12 @@ func (b *bridge) failLocked(cut []*message, cause error) {
 
 // refuseLocked says why m may not enter. A full backlog ends a hold, which makes room as far as the replacement takes any.
 func (b *bridge) refuseLocked(m *message) error {
-	switch {
-	case b.closed || b.draining || m.lease != b.lease:
+	switch over := b.overLocked(m); {
+	case over != nil:
+		return over
+	case b.draining:
 		return ErrClosed
-	case b.cur.aliveLocked() || b.hand.phase != PhaseDone:
-	case b.spentLocked() || b.c.opts.Backlog == FailFast && b.connected && !b.lazy:
+	case b.c.opts.Backlog == FailFast && !b.cur.aliveLocked() && b.hand.phase == PhaseDone && b.connected && !b.lazy:
 		return b.noConnectionLocked()
 	}
 	for range 2 {
@@ -790,9 +781,6 @@ func (b *bridge) refuseLocked(m *message) error {
 	}
 	return ErrBacklogFull
 }
-
-// spentLocked says that a session has had its connection.
-func (b *bridge) spentLocked() bool { return b.lease != 0 && b.begun }
 
 // noConnectionLocked is ErrNoConnection with what is known of its reason.
 func (b *bridge) noConnectionLocked() error {
@@ -840,8 +828,8 @@ func (b *bridge) giveUp(ctx context.Context, m *message) (gone, own bool, err er
 	switch own = m.place == queued; {
 	case m.place == popped:
 		return false, false, nil
-	case cause == nil && (b.closed || m.lease != b.lease):
-		cause = ErrClosed
+	case cause == nil && b.overLocked(m) != nil:
+		cause = b.overLocked(m)
 	case cause == nil:
 		b.timedOut += uint64(m.want)
 		if cause = ErrTimeout; own && !b.cur.aliveLocked() {
@@ -860,7 +848,7 @@ func (b *bridge) giveUp(ctx context.Context, m *message) (gone, own bool, err er
 	}
 	b.idleLocked()
 	err = &commandError{b.failureLocked(cause), !own}
-	if m.blocks && !own && !b.closed {
+	if m.span > 0 && !own && !b.closed {
 		b.dropLocked(errLeft)
 	}
 	return true, own, err
@@ -871,7 +859,7 @@ func (b *bridge) lend(lease uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.lease != lease && !b.closed {
-		b.lease, b.begun, b.moving = lease, false, nil
+		b.lease, b.spent, b.moving = lease, false, nil
 		b.dropLocked(ErrClosed)
 	}
 }
@@ -879,27 +867,28 @@ func (b *bridge) lend(lease uint64) {
 func (b *bridge) hasConn() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.cur != nil
+	return b.cur.aliveLocked()
 }
 
 // dropLocked ends the connections of a dedicated bridge, with whatever waits on them, and any search for another.
 func (b *bridge) dropLocked(cause error) {
 	b.stepLocked(dropped, now())
 	b.renewedLocked(math.MaxUint64, nil)
-	b.hangUpLocked(cause)
 	b.cur, b.lastDialErr = nil, cause
-	b.failLocked(b.backlog.cutLocked(b.backlog.head, popped), cause)
+	b.hangUpLocked(cause)
 }
 
-// hangUpLocked ends all connections: what was not taken to be written is returned to the backlog.
+// hangUpLocked ends all connections, and wakes everybody who waits to give up.
 func (b *bridge) hangUpLocked(cause error) {
 	for _, c := range b.conns {
 		if !c.retired {
 			b.takeBackLocked(c.retireLocked())
 		}
 		c.breakLocked(cause)
+		c.inFlight.sweepLocked(0, never)
 		go c.raw.Close() // a system call, or a user's code
 	}
+	b.backlog.sweepLocked(0, never)
 }
 
 // outstandingLocked counts the commands that wait on this bridge for being written or answered.
@@ -1024,10 +1013,19 @@ func (b *bridge) endedLocked(c *conn, cut int) {
 
 // failFastLocked fails the backlog under FailFast, and that of a session, when there is neither a connection nor a handoff that will bring one.
 func (b *bridge) failFastLocked() {
-	if b.c.opts.Backlog != FailFast && !b.spentLocked() || b.hand.phase != PhaseDone || b.cur.aliveLocked() || b.closed {
+	if b.c.opts.Backlog != FailFast && !b.spent || b.hand.phase != PhaseDone || b.cur.aliveLocked() || b.closed || b.awaitedLocked(now()) {
 		return
 	}
 	b.failLocked(b.backlog.cutLocked(b.backlog.head, popped), b.noConnectionLocked())
+}
+
+// awaitedLocked says that there is no connection because of a handoff. That a dedicated bridge has none yet is because of it, too.
+func (b *bridge) awaitedLocked(t tick) bool {
+	since, handoff := b.currentAt, b.hand.phase != PhaseDone
+	if a, ok := b.c.pin.remembered(t); ok && (b.lazy && !b.spent || b.hub != nil) {
+		since, handoff = max(since, a.received), true
+	}
+	return handoff && b.cur == nil && t < since.add(b.c.opts.Maintenance.RelaxedWindowMax).add(b.c.pin.grace)
 }
 
 // pushed reads a push frame. Bridges whose opt-in was refused are told nothing by their server, and learn of an announcement here.
@@ -1045,7 +1043,7 @@ func (b *bridge) pushed(c *conn, push Reply) {
 	if n.kind != moving {
 		return
 	}
-	for _, sibling := range b.c.everyone() {
+	for _, sibling := range b.c.everyone(false) {
 		sibling.mu.Lock()
 		if sibling.cur.aliveLocked() && sibling.cur.deaf != nil {
 			sibling.followLocked(now())
@@ -1264,7 +1262,10 @@ func (b *bridge) holdEndedLocked() {
 
 // becomeCurrentLocked has new work go to cur, and judges what was announced meanwhile.
 func (b *bridge) becomeCurrentLocked(t tick) {
-	b.currentAt, b.connected, b.begun, b.lastDialErr = t, true, true, nil
+	b.currentAt, b.connected, b.spent, b.lastDialErr = t, true, b.lease != 0, nil
+	if b.lazy {
+		b.clockFrom = t // what waited for it was not late before
+	}
 	b.cur.wakeLocked()
 	if b.c.opts.KeepAlive > 0 && b.lease == 0 {
 		b.armLocked(t.add(b.c.opts.KeepAlive))
@@ -1315,7 +1316,7 @@ func (b *bridge) needLocked() bool {
 	case b.hub != nil:
 		wanted = len(b.hub.topics) > 0
 	case b.lazy:
-		wanted = !b.backlog.empty() && !b.spentLocked()
+		wanted = !b.backlog.empty() && !b.spent
 	}
 	return !b.closed && b.next == nil && (b.cur == nil && wanted || b.hand.phase == PhasePreparing)
 }
@@ -1478,8 +1479,7 @@ func (b *bridge) sweepLocked(t tick) (silent []*conn) {
 	o := &b.c.opts
 	timeout := b.c.relax.effective(o.Timeout, t)
 	limit := t.add(-timeout)
-	awaited := b.hand.phase != PhaseDone && b.cur == nil && t < b.currentAt.add(o.Maintenance.RelaxedWindowMax).add(b.c.pin.grace)
-	if b.hand.phase != PhaseHolding && !awaited {
+	if b.hand.phase != PhaseHolding && !b.awaitedLocked(t) {
 		b.backlog.sweepLocked(b.clockFrom, limit)
 	}
 	for _, c := range b.conns {
@@ -1491,7 +1491,7 @@ func (b *bridge) sweepLocked(t tick) (silent []*conn) {
 		c.swept, c.sweptTo = c.taken, wrote
 		quiet := max(c.quietFrom, tick(c.lastRead.Load()))
 		if !c.inFlight.empty() { // before, there was no reason to say anything; a blocking command is one only when its own time is over
-			quiet = max(quiet, c.inFlight.head.start)
+			quiet = max(quiet, c.inFlight.head.start.add(c.inFlight.head.span))
 		}
 		if !c.inFlight.empty() && c.broken == nil && t >= quiet.add(timeout).add(timeout) {
 			c.breakLocked(fmt.Errorf("baton: connection to %s lost: not a byte for %v", c.addr, quiet.until(t).Round(time.Millisecond)))
@@ -1546,10 +1546,6 @@ func (b *bridge) close() {
 	b.renewedLocked(math.MaxUint64, ErrClosed)
 	b.timer.Stop()
 	b.hangUpLocked(ErrClosed)
-	for _, c := range b.conns {
-		c.inFlight.sweepLocked(0, never)
-	}
-	b.backlog.sweepLocked(0, never)
 	b.mu.Unlock()
 }
 
@@ -1706,7 +1702,7 @@ func (s *Subscription) confirmedLocked(ctx context.Context, t topic) error {
 		case b.cur != nil:
 		case err == ErrTimeout:
 			err = fmt.Errorf("%w: %w", err, b.noConnectionLocked())
-		case err == nil && b.c.opts.Backlog == FailFast && b.hand.phase == PhaseDone && b.lastDialErr != nil:
+		case err == nil && b.c.opts.Backlog == FailFast && b.lastDialErr != nil && !b.awaitedLocked(now()):
 			err = b.noConnectionLocked()
 		}
 	}
@@ -2127,7 +2123,7 @@ const (
 	batched         // a batch, since alone it waits for nothing
 	inSession       // a session, since it changes the state of its connection
 	byHand          // and not in a DoTx, since it is part of a transaction itself
-	noCall         // its replies do not come one for one, or it would undo what was agreed upon in the handshake
+	noCall          // its replies do not come one for one, or it would undo what was agreed upon in the handshake
 )
 
 // rule is how a command may be sent. That of most is zero.
@@ -2139,32 +2135,31 @@ type rule struct {
 	exec    bool
 }
 
-var (
-	popLast  = rule{reach: blocking, unit: time.Second, at: -1}
-	popFirst = rule{reach: blocking, unit: time.Second, at: 1}
-	readFrom = rule{reach: blocking, unit: time.Millisecond} // at is looked for
-	syncs    = rule{reach: batched, instead: "use Client.DoBatch or Client.Session", unit: time.Millisecond, at: -1}
-	stateful = rule{reach: inSession, instead: "use Client.Session"}
-	txByHand = rule{reach: byHand, instead: "use Client.DoTx, Client.Watch or Client.Session"}
-	pubSub   = rule{reach: noCall, instead: "use Client.Subscribe"}
-	unusable = rule{reach: noCall, instead: "no call of this package can send it"}
-)
+var rules = map[string]rule{}
 
-var rules = map[string]rule{
-	"BLPOP": popLast, "BRPOP": popLast, "BLMOVE": popLast, "BRPOPLPUSH": popLast, "BZPOPMIN": popLast, "BZPOPMAX": popLast,
-	"BLMPOP": popFirst, "BZMPOP": popFirst, "XREAD BLOCK": readFrom, "XREADGROUP BLOCK": readFrom, "WAIT": syncs, "WAITAOF": syncs,
-	"READONLY": stateful, "READWRITE": stateful, "ASKING": stateful, "CLIENT TRACKING": stateful, "CLIENT CACHING": stateful,
-	"CLIENT NO-EVICT": stateful, "CLIENT NO-TOUCH": stateful,
-	"SELECT":         {reach: inSession, instead: "use Options.DB or Client.Session"},
-	"AUTH":           {reach: inSession, instead: "use Options.Credentials or Client.Session"},
-	"CLIENT SETNAME": {reach: inSession, instead: "use Options.ClientName or Client.Session"},
-	"QUIT":           {reach: inSession, instead: "use Client.Close"},
-	"MULTI":          txByHand, "DISCARD": txByHand, "WATCH": txByHand, "UNWATCH": txByHand,
-	"EXEC":      {reach: byHand, instead: txByHand.instead, exec: true},
-	"SUBSCRIBE": pubSub, "PSUBSCRIBE": pubSub, "SSUBSCRIBE": pubSub, "UNSUBSCRIBE": pubSub, "PUNSUBSCRIBE": pubSub, "SUNSUBSCRIBE": pubSub,
-	"MONITOR": unusable, "SYNC": unusable, "PSYNC": unusable, "RESET": unusable, "CLIENT REPLY": unusable,
-	"HELLO":                      {reach: noCall, instead: "use Options.Credentials"},
-	"CLIENT MAINT_NOTIFICATIONS": {reach: noCall, instead: "use Options.Maintenance"},
+func init() {
+	for r, commands := range map[rule]string{
+		{reach: blocking, unit: time.Second, at: -1}:                            "BLPOP, BRPOP, BLMOVE, BRPOPLPUSH, BZPOPMIN, BZPOPMAX",
+		{reach: blocking, unit: time.Second, at: 1}:                             "BLMPOP, BZMPOP",
+		{reach: blocking, unit: time.Millisecond}:                               "XREAD BLOCK, XREADGROUP BLOCK", // admit finds out where
+		{batched, "use Client.DoBatch", time.Millisecond, -1, false}:            "WAIT, WAITAOF",
+		{reach: inSession, instead: "use Client.Session"}:                       "READONLY, READWRITE, ASKING, CLIENT TRACKING, CLIENT CACHING, CLIENT NO-EVICT, CLIENT NO-TOUCH",
+		{reach: inSession, instead: "use Options.DB or Client.Session"}:         "SELECT",
+		{reach: inSession, instead: "use Options.Credentials"}:                  "AUTH",
+		{reach: inSession, instead: "use Options.ClientName"}:                   "CLIENT SETNAME",
+		{reach: inSession, instead: "use Client.Close"}:                         "QUIT",
+		{reach: byHand, instead: "use Client.DoTx or Client.Watch"}:             "MULTI, DISCARD, WATCH, UNWATCH",
+		{reach: byHand, instead: "use Client.DoTx or Client.Watch", exec: true}: "EXEC",
+		{reach: noCall, instead: "use Client.Subscribe"}:                        "SUBSCRIBE, PSUBSCRIBE, SSUBSCRIBE",
+		{reach: noCall, instead: "use Subscription.Remove"}:                     "UNSUBSCRIBE, PUNSUBSCRIBE, SUNSUBSCRIBE",
+		{reach: noCall, instead: "use Options.Credentials"}:                     "HELLO",
+		{reach: noCall, instead: "use Options.Maintenance"}:                     "CLIENT MAINT_NOTIFICATIONS",
+		{reach: noCall, instead: "no call can send it"}:                         "MONITOR, SYNC, PSYNC, RESET, CLIENT REPLY",
+	} {
+		for command := range strings.SplitSeq(commands, ", ") {
+			rules[command] = r
+		}
+	}
 }
 
 // admit finds the rule for a command. The error says that it reaches beyond limit.
@@ -2195,14 +2190,15 @@ func admit(args []any, limit reach) (r rule, err error) {
 	return r, err
 }
 
-// blocksFor is for how long a command may block: a year, if the time that it names is 0, which means for ever.
+// blocksFor is for how long a command may block: a year, if the time that it names is 0, which means for ever; the least that counts, if
+// the server will say that something is wrong with it.
 func (r *rule) blocksFor(args []any) time.Duration {
 	at := r.at
 	if at < 0 {
 		at += len(args)
 	}
 	if at < 1 || at >= len(args) {
-		return 0 // the server will say what is wrong with it
+		return 1
 	}
 	var room [64]byte
 	wire, _ := appendCommand(room[:0], args[at:at+1])
@@ -2211,11 +2207,11 @@ func (r *rule) blocksFor(args []any) time.Duration {
 	n, err := strconv.ParseFloat(string(text), 64)
 	switch seconds := n * r.unit.Seconds(); {
 	case err != nil || !(n >= 0):
-		return 0
+		return 1
 	case n == 0 || seconds > maxSpan.Seconds():
 		return maxSpan
 	default:
-		return time.Duration(seconds * float64(time.Second))
+		return time.Duration(seconds*1e9) + 1
 	}
 }
 

@@ -250,7 +250,7 @@ const (
 	backlogFull                       // a command found no room
 	currentEnded                      // the current connection will not be written to any more
 	replacementEnded                  // the replacement was lost before it took over
-	dropped                          // of a dedicated bridge: nobody needs a connection any more
+	dropped                           // of a dedicated bridge: nobody needs a connection any more
 	timePassed
 )
 

@@ -72,17 +72,17 @@ func (l *load) drive(ctx context.Context, cfg config, s *stage) {
 }
 
 func (l *load) conduct(ctx context.Context, cfg config, s *stage) {
-	if !sleepUntil(ctx, l.began.Add(warmUpTime)) {
+	if !sleepUntil(ctx.Done(), l.began.Add(warmUpTime)) {
 		return
 	}
 	l.now.Store(int32(before))
-	if !sleepUntil(ctx, l.began.Add(cfg.announceAt())) {
+	if !sleepUntil(ctx.Done(), l.began.Add(cfg.announceAt())) {
 		return
 	}
 	l.now.Store(int32(during))
 	l.announced = time.Now()
 	s.from.Move(s.to.Addr(), cfg.window)
-	if !sleepUntil(ctx, l.announced.Add(cfg.window)) {
+	if !sleepUntil(ctx.Done(), l.announced.Add(cfg.window)) {
 		return
 	}
 	for late := time.Now().Add(margin); s.from.Conns() > 0 && time.Now().Before(late); {
@@ -90,17 +90,17 @@ func (l *load) conduct(ctx context.Context, cfg config, s *stage) {
 	}
 	l.closed = time.Now()
 	l.now.Store(int32(after))
-	sleepUntil(ctx, l.began.Add(cfg.duration))
+	sleepUntil(ctx.Done(), l.began.Add(cfg.duration))
 }
 
-// sleepUntil says whether t has come. The alternative is that ctx has ended.
-func sleepUntil(ctx context.Context, t time.Time) bool {
+// sleepUntil says whether t has come. The alternative is that over was closed.
+func sleepUntil(over <-chan struct{}, t time.Time) bool {
 	timer := time.NewTimer(time.Until(t))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 		return true
-	case <-ctx.Done():
+	case <-over:
 		return false
 	}
 }
@@ -113,14 +113,29 @@ type worker struct {
 	key   string
 
 	// Owned by the worker's goroutine, and read when that has ended.
-	done     int64 // INCRs that were answered
-	unsure   int64 // INCRs that failed, maybe executed
-	value    int64 // of the counter, as answered last
-	slack    int64 // how much more it may be: failed INCRs, maybe executed, that have not shown since
+	done   int64 // INCRs that were answered
+	unsure int64 // INCRs that failed, maybe executed
+	value  int64 // of the counter, as answered last
+	slack  int64 // how much more it may be: failed INCRs, maybe executed, that have not shown since
+	failures
+	noted [stretches]histogram
+}
+
+// failures are those of one goroutine. A wrong answer is one.
+type failures struct {
 	failed   uint64
 	maybe    uint64 // of these, maybe executed
 	firstErr error
-	noted    [stretches]histogram
+}
+
+func (f *failures) fail(err error) {
+	f.failed++
+	if baton.MaybeExecuted(err) {
+		f.maybe++
+	}
+	if f.firstErr == nil {
+		f.firstErr = err
+	}
 }
 
 func (w *worker) work() {
@@ -191,16 +206,6 @@ func (w *worker) expectText(text []byte) error {
 		return err
 	}
 	return w.expect(v, 0)
-}
-
-func (w *worker) fail(err error) {
-	w.failed++
-	if baton.MaybeExecuted(err) {
-		w.maybe++
-	}
-	if w.firstErr == nil {
-		w.firstErr = err
-	}
 }
 
 // pacer keeps a worker to its times, which are fixed beforehand: a stall delays commands, it does not thin them out.

@@ -5,8 +5,8 @@
 //	go run ./cmd/handoff -help  the flags
 package main
 
-// This file holds the flags, the two servers, and the order of events. load.go is what happens meanwhile, report.go
-// what is told about it.
+// This file holds the flags, the two servers, and the order of events. load.go is what happens meanwhile, mix.go what -mix
+// adds to that, report.go what is told about it.
 
 import (
 	"cmp"
@@ -71,26 +71,39 @@ func demonstrate(ctx context.Context, cfg config, stdout, stderr io.Writer) (*ve
 		return nil, fmt.Errorf("connecting: %w", err)
 	}
 	defer client.Close()
+	var m *mix
+	if cfg.mix {
+		if m, err = newMix(ctx, client, cfg, s); err != nil {
+			return nil, err
+		}
+	}
 	if !cfg.json {
 		fmt.Fprintln(stdout, cfg.intention(s))
 	}
 	l := newLoad(client, cfg, s.keys)
 	live := showLive(stderr, l)
+	var mixed error
+	if cfg.mix {
+		m.begin(l)
+	}
 	l.drive(ctx, cfg, s)
+	if cfg.mix {
+		mixed = m.finish()
+	}
 	live.stop()
 	stats := client.Stats()
 	client.Close()
 	stored, err := s.counters(l.workers)
-	if err != nil {
-		return nil, fmt.Errorf("reading the counters back: %w", err)
+	if err = errors.Join(err, mixed); err != nil {
+		return nil, fmt.Errorf("reading back what was stored: %w", err)
 	}
-	return judge(cfg, l, stats, stored), nil
+	return judge(cfg, l, m, stats, stored), nil
 }
 
 type config struct {
 	rate, workers, conns int
 	window, duration     time.Duration
-	tls, json            bool
+	tls, json, mix       bool
 	addr, to             string
 }
 
@@ -99,9 +112,14 @@ const usage = `handoff shows a Redis connection handing itself to another server
 Without -addr two servers are started in this process, over the same data. With -addr and -to real ones are used,
 through relays that announce the move for them, since open-source Redis announces nothing. The two must be addresses
 over the same data: the same redis-server twice, which is what -addr alone means, or two proxies before one database.
-Counters are written under keys of their own, and deleted at the end.
+Counters are written under keys of their own, and deleted at the end, and so are the lists of -mix.
 
-Exit status: 0 if all went well, 1 if a command failed, was lost or was executed twice, 2 for wrong flags.
+With -mix the client also pops from lists, blocking, subscribes to channels, and moves amounts between two counters in
+transactions, each at a modest pace; the elements and the messages are sent past it, numbered. Two of the pops are
+outstanding at the announcement and answered 3 and 12 seconds later, or sooner if the window is shorter.
+
+Exit status: 0 if all went well, 1 if a command failed, was lost or was executed twice, or a message was missed, repeated
+or out of order, 2 for wrong flags.
 
 `
 
@@ -119,6 +137,7 @@ func parse(args []string, stderr io.Writer) (cfg config, err error) {
 	f.IntVar(&cfg.conns, "conns", 1, "connections of the client")
 	f.DurationVar(&cfg.window, "window", 5*time.Second, "from the announcement until the old server closes its sockets")
 	f.DurationVar(&cfg.duration, "duration", 8*time.Second, "of the load, at least the window and a second")
+	f.BoolVar(&cfg.mix, "mix", false, "add pops that block, a subscription and transactions to the load")
 	f.BoolVar(&cfg.tls, "tls", false, "speak TLS")
 	f.BoolVar(&cfg.json, "json", false, "write one JSON object to standard output, and nothing else")
 	f.StringVar(&cfg.addr, "addr", "", "real server to begin with, `host:port` or the path of a unix socket")

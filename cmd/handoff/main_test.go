@@ -34,7 +34,7 @@ func runs(ctx context.Context, args ...string) ran {
 }
 
 var keys = strings.Fields(`commands failed maybe_executed lost executed_twice max_stall_ms max_stall_before_ms
-	p50_us p99_us p999_us jitter_ms handoff_ms hold_ms held lingered`)
+	p50_us p99_us p999_us jitter_ms handoff_ms hold_ms held lingered missed repeated out_of_order`)
 
 // object is the one JSON object on standard output, which must have the promised keys.
 func (r ran) object(t *testing.T) map[string]float64 {
@@ -54,7 +54,7 @@ func (r ran) object(t *testing.T) map[string]float64 {
 func (r ran) wentWell(t *testing.T) map[string]float64 {
 	t.Helper()
 	o := r.object(t)
-	for _, key := range []string{"failed", "maybe_executed", "lost", "executed_twice"} {
+	for _, key := range []string{"failed", "maybe_executed", "lost", "executed_twice", "missed", "repeated", "out_of_order"} {
 		if o[key] != 0 {
 			t.Errorf("%s is %v", key, o[key])
 		}
@@ -78,6 +78,10 @@ func TestRuns(t *testing.T) {
 	defer b.Close()
 	cuts := cutsEvery(30)
 	defer cuts.Close()
+	mixedCuts := cutsEvery(30) // of its own: while it is set up nothing is cut
+	defer mixedCuts.Close()
+	lies := liar()
+	defer lies.Close()
 	cases := []struct {
 		name, args string
 		check      func(*testing.T, ran)
@@ -100,6 +104,20 @@ func TestRuns(t *testing.T) {
 				t.Errorf("status %d, %v", r.status, o)
 			}
 		}},
+		{"mixed", "-json -mix -rate 2000 -conns 2", func(t *testing.T, r ran) { r.wentWell(t) }},
+		{"mixed, for people, real servers", "-mix -tls -rate 2000 -addr " + a.Addr() + " -to " + b.Addr(), mixedForPeople},
+		{"mixed, a server that cuts", "-json -mix -rate 2000 -addr " + mixedCuts.Addr(), func(t *testing.T, r ran) {
+			o := r.object(t) // messages are missed between two connections
+			if r.status != 1 || o["failed"] == 0 || o["lost"] > 0 || o["executed_twice"] > 0 || o["repeated"] > 0 || o["out_of_order"] > 0 {
+				t.Errorf("status %d, %v", r.status, o)
+			}
+		}},
+		{"mixed, a server that lies", "-json -mix -rate 2000 -addr " + lies.Addr(), func(t *testing.T, r ran) {
+			o := r.object(t) // the two long pops fail as well: they are cut off
+			if r.status != 1 || o["failed"] < 3 || o["maybe_executed"] != 2 || o["lost"] == 0 || o["missed"] == 0 {
+				t.Errorf("status %d, %v", r.status, o)
+			}
+		}},
 	}
 	var args []string
 	for _, c := range cases {
@@ -108,6 +126,14 @@ func TestRuns(t *testing.T) {
 	results := runAll(args)
 	for i, c := range cases {
 		t.Run(c.name, func(t *testing.T) { c.check(t, results[i]) })
+	}
+	c, err := baton.Dial(t.Context(), baton.Options{Addr: a.Addr()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if left, err := c.Do(t.Context(), "KEYS", "*").Texts(); len(left) > 0 || err != nil {
+		t.Errorf("keys were left: %v, %v", left, err)
 	}
 }
 
@@ -157,6 +183,24 @@ func cutsEvery(n int32) *batontest.Server {
 	return s.Load()
 }
 
+// liar is a server that answers RPUSH and PUBLISH without doing so, and changes a counter behind the transactions' backs.
+func liar() *batontest.Server {
+	var moves atomic.Int32
+	var s atomic.Pointer[batontest.Server]
+	s.Store(batontest.NewServer(batontest.Respond("rpush", ":1\r\n"), batontest.Respond("publish", ":1\r\n"),
+		batontest.OnCommand(func(_ int, args []string) {
+			if args[0] == "INCRBY" && moves.Add(1) == 10 {
+				go func() {
+					if c, err := baton.Dial(context.Background(), baton.Options{Addr: s.Load().Addr()}); err == nil {
+						c.Do(context.Background(), "INCR", args[1])
+						c.Close()
+					}
+				}()
+			}
+		})))
+	return s.Load()
+}
+
 func atARate(t *testing.T, r ran) {
 	// 900 are due. Fewer, or more in a run that ends late, are the machine's affair; flat out would be a hundred times as many.
 	if o := r.wentWell(t); o["commands"] > 4*450 {
@@ -165,20 +209,40 @@ func atARate(t *testing.T, r ran) {
 }
 
 func forPeople(t *testing.T, r ran) {
+	r.tells(t, "16 workers", "received", "jitter over", "ready", "promoted", "stragglers done", "window over", "before", "during", "after",
+		"longest stall", "GOOD")
+	if !strings.Contains(r.stderr, "commands/s") || strings.Contains(r.stderr, "\r") {
+		t.Errorf("the live lines are %q", r.stderr)
+	}
+	if strings.Contains(r.stdout, "transactions") {
+		t.Errorf("there was no -mix, and it is told of:\n%s", r.stdout)
+	}
+}
+
+func mixedForPeople(t *testing.T, r ran) {
+	r.tells(t, "16 workers", "with pops, messages and transactions", "received", "window over",
+		"pops: ", " from 4 lists, and 2 that waited ", "0 lost, 0 twice, 0 out of order",
+		"messages: ", " on 8 channels; 0 missed, 0 repeated, 0 out of order", "transactions: ", "sum is unchanged", "GOOD")
+	for _, none := range []string{"pops: 0 ", "messages: 0 ", "transactions: 0 "} {
+		if strings.Contains(r.stdout, none) {
+			t.Errorf("%q in:\n%s", none, r.stdout)
+		}
+	}
+}
+
+// tells expects a run that went well and was told with these words in this order.
+func (r ran) tells(t *testing.T, all ...string) {
+	t.Helper()
 	if r.status != 0 {
 		t.Errorf("status %d", r.status)
 	}
 	at := 0
-	for _, words := range []string{"16 workers", "received", "jitter over", "ready", "promoted", "stragglers done",
-		"window over", "before", "during", "after", "longest stall", "GOOD"} {
+	for _, words := range all {
 		next := strings.Index(r.stdout[at:], words)
 		if next < 0 {
 			t.Fatalf("%q does not come in its place in:\n%s", words, r.stdout)
 		}
 		at += next
-	}
-	if !strings.Contains(r.stderr, "commands/s") || strings.Contains(r.stderr, "\r") {
-		t.Errorf("the live lines are %q", r.stderr)
 	}
 }
 
@@ -194,11 +258,13 @@ func (i *interrupter) Write(b []byte) (int, error) {
 }
 
 func TestInterrupted(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	stdout := &interrupter{cancel: cancel}
-	status := run(ctx, []string{"-rate", "100"}, stdout, io.Discard)
-	if status != 0 || !strings.Contains(stdout.String(), "interrupted before the handoff") {
-		t.Errorf("status %d, %q", status, stdout.String())
+	for _, mix := range []string{"-mix=false", "-mix"} {
+		ctx, cancel := context.WithCancel(t.Context())
+		stdout := &interrupter{cancel: cancel}
+		status := run(ctx, []string{"-rate", "100", mix}, stdout, io.Discard)
+		if status != 0 || !strings.Contains(stdout.String(), "interrupted before the handoff") {
+			t.Errorf("%s: status %d, %q", mix, status, stdout.String())
+		}
 	}
 }
 
@@ -289,6 +355,9 @@ func TestVerdict(t *testing.T) {
 		{verdict{HandoffMS: &ms, Failed: 1, l: &load{}}, false, "FAILED"},
 		{verdict{HandoffMS: &ms, Lost: 1, l: &load{}}, false, "FAILED"},
 		{verdict{HandoffMS: &ms, ExecutedTwice: 1, l: &load{interrupted: true}}, false, "FAILED"},
+		{verdict{HandoffMS: &ms, Missed: 1, l: &load{}}, false, "FAILED"},
+		{verdict{HandoffMS: &ms, Repeated: 1, l: &load{}}, false, "FAILED"},
+		{verdict{HandoffMS: &ms, OutOfOrder: 1, l: &load{}}, false, "FAILED"},
 		{verdict{l: &load{}}, false, "FAILED, there was no handoff"},
 		{verdict{l: &load{interrupted: true}}, true, "interrupted before the handoff"},
 		{verdict{HandoffMS: &ms, l: &load{interrupted: true}}, true, "interrupted, good so far"},

@@ -33,6 +33,9 @@ func (cfg *config) intention(s *stage) string {
 	if cfg.tls {
 		conns += ", TLS"
 	}
+	if cfg.mix {
+		conns += ", with pops, messages and transactions"
+	}
 	return fmt.Sprintf("%s: from %s to %s\n%d workers, %s, %s; MOVING after %v, sockets closed %v later\n",
 		kind, s.from.Addr(), s.to.Addr(), cfg.workers, pace, conns, cfg.announceAt(), cfg.window)
 }
@@ -129,7 +132,11 @@ type verdict struct {
 	HoldMS           *float64 `json:"hold_ms"`
 	Held             uint64   `json:"held"`
 	Lingered         int      `json:"lingered"`
+	Missed           int      `json:"missed"`       // messages published, and never received; these three are 0 without -mix
+	Repeated         int      `json:"repeated"`     // messages received again
+	OutOfOrder       int      `json:"out_of_order"` // messages received behind a later one of their channel
 
+	m        *mix // nil without -mix
 	l        *load
 	stats    baton.Stats
 	parts    [stretches]histogram
@@ -138,20 +145,19 @@ type verdict struct {
 }
 
 // judge compares what the workers were told with what is stored.
-func judge(cfg config, l *load, stats baton.Stats, stored []int64) *verdict {
-	v := &verdict{l: l, stats: stats}
+func judge(cfg config, l *load, m *mix, stats baton.Stats, stored []int64) *verdict {
+	v := &verdict{l: l, m: m, stats: stats}
 	for i, w := range l.workers {
-		v.Failed += w.failed
-		v.MaybeExecuted += w.maybe
+		v.add(&w.failures)
 		lost, twice := compare(stored[i], w.done, w.unsure)
 		v.Lost += lost
 		v.ExecutedTwice += twice
 		for s := range w.noted {
 			v.parts[s].add(&w.noted[s])
 		}
-		if v.firstErr == nil {
-			v.firstErr = w.firstErr
-		}
+	}
+	if m != nil {
+		v.addMix(m)
 	}
 	for s := range v.parts {
 		v.whole.add(&v.parts[s])
@@ -169,6 +175,26 @@ func judge(cfg config, l *load, stats baton.Stats, stored []int64) *verdict {
 	return v
 }
 
+func (v *verdict) add(f *failures) {
+	v.Failed += f.failed
+	v.MaybeExecuted += f.maybe
+	if v.firstErr == nil {
+		v.firstErr = f.firstErr
+	}
+}
+
+// addMix counts what the mix was told as the workers' commands are, but for their number and times.
+func (v *verdict) addMix(m *mix) {
+	for _, f := range m.all() {
+		v.add(f)
+	}
+	pops, messages := m.pops(), m.messages()
+	v.Lost += int64(pops.missing)
+	v.ExecutedTwice += int64(pops.repeated)
+	v.Failed += uint64(pops.outOfOrder) // they are wrong answers
+	v.Missed, v.Repeated, v.OutOfOrder = messages.missing, messages.repeated, messages.outOfOrder
+}
+
 // compare says how many INCRs of one counter were lost, and how many were executed twice.
 func compare(stored, done, unsure int64) (lost, twice int64) {
 	return max(done-stored, 0), max(stored-done-unsure, 0)
@@ -176,7 +202,11 @@ func compare(stored, done, unsure int64) (lost, twice int64) {
 
 // good is what the exit status says. A run that was not interrupted must have had its handoff.
 func (v *verdict) good() bool {
-	return v.Failed == 0 && v.Lost == 0 && v.ExecutedTwice == 0 && (v.l.interrupted || v.HandoffMS != nil)
+	return !v.bad() && (v.l.interrupted || v.HandoffMS != nil)
+}
+
+func (v *verdict) bad() bool {
+	return v.Failed > 0 || v.Lost > 0 || v.ExecutedTwice > 0 || v.Missed > 0 || v.Repeated > 0 || v.OutOfOrder > 0
 }
 
 func (v *verdict) writeJSON(out io.Writer) {
@@ -204,6 +234,9 @@ func (v *verdict) write(out io.Writer) {
 		fmt.Fprintf(out, "first error: %v\n", v.firstErr)
 	}
 	fmt.Fprintf(out, "%s commands in %.1f s\n", group(v.Commands), v.l.ended.Sub(v.l.began).Seconds())
+	if v.m != nil {
+		v.m.write(out)
+	}
 	fmt.Fprintf(out, "%s: %s failed, %s maybe executed, %s lost, %s executed twice\n", v.word(),
 		group(v.Failed), group(v.MaybeExecuted), group(uint64(v.Lost)), group(uint64(v.ExecutedTwice)))
 }
@@ -211,7 +244,7 @@ func (v *verdict) write(out io.Writer) {
 // word is the verdict in short.
 func (v *verdict) word() string {
 	switch {
-	case v.Failed+uint64(v.Lost+v.ExecutedTwice) > 0:
+	case v.bad():
 		return "FAILED"
 	case v.HandoffMS == nil && v.l.interrupted:
 		return "interrupted before the handoff"
@@ -247,7 +280,11 @@ func (v *verdict) writeTimeline(out io.Writer) {
 		{v.l.closed, "window over: the old server has closed its sockets"},
 	}
 	slices.SortStableFunc(steps, func(a, b step) int { return a.at.Compare(b.at) }) // a connection may die early
-	fmt.Fprintln(out, "        ms  after the announcement")
+	of := ""
+	if v.m != nil {
+		of = ", when the last connection came to it: also those of pops and messages move"
+	}
+	fmt.Fprintf(out, "        ms  after the announcement%s\n", of)
 	for _, s := range steps {
 		if !s.at.IsZero() {
 			fmt.Fprintf(out, "%10.1f  %s\n", float64(s.at.Sub(v.l.announced))/1e6, s.text)
