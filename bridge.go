@@ -1267,6 +1267,9 @@ func (b *bridge) becomeCurrentLocked(t tick) {
 		b.clockFrom = t // what waited for it was not late before
 	}
 	b.cur.wakeLocked()
+	if b.hub != nil {
+		b.hub.tuneLocked(b.hub.feeds[b.cur])
+	}
 	if b.c.opts.KeepAlive > 0 && b.lease == 0 {
 		b.armLocked(t.add(b.c.opts.KeepAlive))
 	}
@@ -1910,8 +1913,8 @@ func (h *hub) deliverLocked(p published) {
 
 // startLocked begins to listen to a connection.
 func (h *hub) startLocked(c *conn) {
-	for _, other := range h.feeds {
-		other.seen, other.mark = nil, math.MaxInt
+	if cur := h.feeds[h.b.cur]; cur != nil && cur.live {
+		cur.seen = nil
 	}
 	h.feeds[c] = &feed{c: c, have: map[topic]bool{}}
 	h.tuneLocked(h.feeds[c])
@@ -1925,13 +1928,16 @@ func (h *hub) tuneLocked(f *feed) {
 	}
 }
 
-// tune brings what a connection is subscribed to into line with what is wanted, and then the connection into service. The current one
-// is left as it is while its replacement is tuned: what is newly wanted waits for the end of that.
+// tune brings what a connection is subscribed to into line with what is wanted, and then the connection into service: a replacement
+// when the current one is in service, and that is left as it is meanwhile. What is newly wanted waits for the end of that.
 func (h *hub) tune(f *feed) {
 	b := h.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for f.c.aliveLocked() && (f.c != b.cur || b.hand.phase != PhaseHolding) {
+	for f.c.aliveLocked() {
+		if cur := h.feeds[b.cur]; cur != nil && (f == cur) == cur.live && b.hand.phase == PhaseHolding {
+			break
+		}
 		asked, commands := h.differenceLocked(f)
 		if f.live && len(commands) == 0 {
 			break
@@ -2045,7 +2051,8 @@ func (h *hub) takeOverLocked(f *feed) {
 	b, old, sure := h.b, h.feeds[h.b.cur], map[topic]bool(nil)
 	twice := map[topic]int{}
 	if f.c == b.next && old != nil {
-		if _, err := h.fenceLocked(old, nil); err == nil && old.live {
+		old.mark = math.MaxInt
+		if _, err := h.fenceLocked(old, nil); err == nil {
 			old.mark, sure = len(old.seen), maps.Clone(old.have)
 			if _, err := h.fenceLocked(f, nil); err != nil {
 				return
@@ -2085,6 +2092,7 @@ func (h *hub) takeOverLocked(f *feed) {
 	f.live, f.seen = true, nil
 	maps.DeleteFunc(h.feeds, func(c *conn, _ *feed) bool { return c != f.c && c != b.next })
 	h.changedLocked()
+	h.tuneLocked(h.feeds[b.next])
 }
 
 // byTopic are the messages of each topic, in their order.
