@@ -210,11 +210,11 @@ func (c *Client) send(ctx context.Context, s *Session, m *message, args []any) (
 	if err != nil {
 		return true, err
 	}
-	if r.unit != 0 {
+	if r != nil {
 		m.span = r.blocksFor(args)
 	}
 	own, err = c.run(ctx, s, m)
-	if s != nil && r.exec {
+	if s != nil && r != nil && r.exec {
 		err = aborted(err)
 	}
 	return own, err
@@ -300,15 +300,14 @@ type Batch struct {
 // and sends nothing.
 func (b *Batch) Add(args ...any) {
 	place := func(err error) error { return fmt.Errorf("%w (command %d of the batch)", err, b.n) }
-	r, refusal := admit(args, anywhere)
-	if r.reach > b.reach {
-		b.reach, b.refusal = r.reach, place(refusal)
-	}
-	if r.unit != 0 {
+	r, err := admit(args, anywhere)
+	if r != nil {
+		if r.reach > b.reach {
+			b.reach, b.refusal = r.reach, place(err)
+		}
 		b.span = min(b.span+r.blocksFor(args), maxSpan)
+		b.exec = b.exec || r.exec
 	}
-	b.exec = b.exec || r.exec
-	var err error
 	if b.buf, err = appendCommand(b.buf, args); err != nil && b.err == nil {
 		b.err = place(err)
 	}
@@ -2139,17 +2138,17 @@ type rule struct {
 	reach   reach
 	instead string        // what to use where it may not be sent
 	unit    time.Duration // of the time for which it may block; 0: it does not
-	at      int           // the argument that says how long; negative: counted from the end
+	at      int           // the argument that says how long; negative: counted from the end; 0: it is behind BLOCK
 	exec    bool
 }
 
-var rules = map[string]rule{}
+var rules = map[string]*rule{}
 
 func init() {
 	for r, commands := range map[rule]string{
 		{reach: blocking, unit: time.Second, at: -1}:                            "BLPOP, BRPOP, BLMOVE, BRPOPLPUSH, BZPOPMIN, BZPOPMAX",
 		{reach: blocking, unit: time.Second, at: 1}:                             "BLMPOP, BZMPOP",
-		{reach: blocking, unit: time.Millisecond}:                               "XREAD BLOCK, XREADGROUP BLOCK", // admit finds out where
+		{reach: blocking, unit: time.Millisecond}:                               "XREAD BLOCK, XREADGROUP BLOCK",
 		{batched, "use Client.DoBatch", time.Millisecond, -1, false}:            "WAIT, WAITAOF",
 		{reach: inSession, instead: "use Client.Session"}:                       "READONLY, READWRITE, ASKING, CLIENT TRACKING, CLIENT CACHING, CLIENT NO-EVICT, CLIENT NO-TOUCH",
 		{reach: inSession, instead: "use Options.DB or Client.Session"}:         "SELECT",
@@ -2165,45 +2164,57 @@ func init() {
 		{reach: noCall, instead: "no call can send it"}:                         "MONITOR, SYNC, PSYNC, RESET, CLIENT REPLY",
 	} {
 		for command := range strings.SplitSeq(commands, ", ") {
-			rules[command] = r
+			rules[command] = &r
 		}
 	}
 }
 
-// admit finds the rule for a command. The error says that it reaches beyond limit.
-func admit(args []any, limit reach) (r rule, err error) {
+// admit finds the rule for a command, if there is one. The error says that it reaches beyond limit.
+func admit(args []any, limit reach) (*rule, error) {
 	var buf [64]byte
-	name, at := appendWord(buf[:0], args, 0), 0
+	name := appendWord(buf[:0], args, 0)
 	switch string(name) {
 	case "CLIENT":
 		name = appendWord(append(name, ' '), args, 1)
 	case "XREAD", "XREADGROUP":
-		var word [32]byte
-		for i := 1; i < len(args); i++ {
-			switch string(appendWord(word[:0], args, i)) {
-			case "GROUP":
-				i += 2 // two names
-			case "STREAMS":
-				i = len(args) // keys
-			case "BLOCK":
-				i, at, name = len(args), i+1, append(name, " BLOCK"...)
-			}
+		if blockIn(args) > 0 {
+			name = append(name, " BLOCK"...)
 		}
 	}
-	r = rules[string(name)]
-	r.at = cmp.Or(at, r.at)
-	if r.reach > limit {
-		err = &commandError{fmt.Errorf("%w: %s: %s", ErrNotHere, string(name), r.instead), false}
+	r := rules[string(name)]
+	if r == nil || r.reach <= limit {
+		return r, nil
 	}
-	return r, err
+	return r, &commandError{fmt.Errorf("%w: %s: %s", ErrNotHere, string(name), r.instead), false}
+}
+
+// blockIn is where the word BLOCK stands in an XREAD or XREADGROUP, if it is not the name of something.
+func blockIn(args []any) int {
+	var word [32]byte
+	for i := 1; i < len(args); i++ {
+		switch string(appendWord(word[:0], args, i)) {
+		case "GROUP":
+			i += 2 // two names
+		case "STREAMS":
+			return 0 // keys follow
+		case "BLOCK":
+			return i
+		}
+	}
+	return 0
 }
 
 // blocksFor is for how long a command may block: a year, if the time that it names is 0, which means for ever; the least that counts, if
 // the server will say that something is wrong with it.
 func (r *rule) blocksFor(args []any) time.Duration {
 	at := r.at
-	if at < 0 {
+	switch {
+	case r.unit == 0:
+		return 0
+	case at < 0:
 		at += len(args)
+	case at == 0:
+		at = blockIn(args) + 1
 	}
 	if at < 1 || at >= len(args) {
 		return 1
