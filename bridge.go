@@ -1687,7 +1687,9 @@ func (s *Subscription) confirmedLocked(ctx context.Context, t topic) error {
 		switch {
 		case err != nil || confirmed:
 			return err
-		case !wanted || b.closed:
+		case b.closed:
+			return ErrClosed
+		case !wanted:
 			return cmp.Or(s.err, s.refused, ErrClosed)
 		}
 		changed := s.h.changed
@@ -1793,7 +1795,6 @@ func (h *hub) subscribe(ctx context.Context, kind string, names []string) (*Subs
 // addLocked makes names wanted, and returns those that s did not have.
 func (h *hub) addLocked(s *Subscription, names []string) (fresh []topic) {
 	b, f := h.b, h.feeds[h.b.cur]
-	s.refused = nil
 	for _, name := range names {
 		t := topic{s.kind, name}
 		if _, ok := s.topics[t]; !ok && s.err == nil && !b.closed && !b.draining {
