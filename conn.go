@@ -631,7 +631,7 @@ func (c *conn) answer(run []frame) (err error) {
 		return nil
 	}
 	c.mu.Lock()
-	i := 0
+	i, refusals := 0, 0
 	for i < len(run) {
 		m := c.inFlight.head
 		if m == nil || m.end > c.taken {
@@ -640,7 +640,7 @@ func (c *conn) answer(run []frame) (err error) {
 		}
 		if m.fence && run[i].kind == KindError { // of what goes before the PING, whose answer ends m
 			m.refusals = append(m.refusals, c.dec.reply(run[i]).Err())
-			i++
+			i, refusals = i+1, refusals+1
 			continue
 		}
 		n := min(len(run)-i, m.want-m.got)
@@ -653,7 +653,7 @@ func (c *conn) answer(run []frame) (err error) {
 			}
 		}
 	}
-	c.owner.answeredLocked(c, i)
+	c.owner.answeredLocked(c, i-refusals)
 	for _, f := range run[:i] {
 		if f.kind == KindError && bytes.HasPrefix(c.dec.buf[f.start:f.end], []byte("-READONLY ")) {
 			c.owner.readOnlyLocked(c)
