@@ -1884,6 +1884,9 @@ func (h *hub) pushed(c *conn, push Reply) bool {
 
 // messageLocked passes a message on, or keeps it, or both.
 func (h *hub) messageLocked(f *feed, p published) {
+	if !f.have[p.topic] {
+		return
+	}
 	if !f.live || len(h.feeds) > 1 {
 		if f.seen = append(f.seen, p); len(f.seen) == maxSeen {
 			c := f.c
@@ -1922,20 +1925,22 @@ func (h *hub) startLocked(c *conn) {
 
 // tuneLocked has what a connection, if there is one, is subscribed to brought into line with what is wanted.
 func (h *hub) tuneLocked(f *feed) {
-	if f != nil && !f.tuning && !h.b.closed {
+	if f != nil && !f.tuning && f.c.aliveLocked() {
 		f.tuning = true
 		go h.tune(f)
 	}
 }
 
 // tune brings what a connection is subscribed to into line with what is wanted, and then the connection into service: a replacement
-// when the current one is in service, and that is left as it is meanwhile. What is newly wanted waits for the end of that.
+// when the current one is in service and has an answer to everything, and that is left as it is meanwhile. What is newly wanted waits for
+// the end of that.
 func (h *hub) tune(f *feed) {
 	b := h.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for f.c.aliveLocked() {
-		if cur := h.feeds[b.cur]; cur != nil && (f == cur) == cur.live && b.hand.phase == PhaseHolding {
+		cur := h.feeds[b.cur]
+		if b.hand.phase == PhaseHolding && cur != nil && (f == cur && cur.live || f != cur && (!cur.live || cur.tuning)) {
 			break
 		}
 		asked, commands := h.differenceLocked(f)
@@ -1950,8 +1955,10 @@ func (h *hub) tune(f *feed) {
 		}
 	}
 	f.tuning = false
-	if cur := h.feeds[b.cur]; cur != f { // perhaps it was told to end what it must now go on with
-		h.tuneLocked(cur)
+	if cur := h.feeds[b.cur]; cur == f {
+		h.tuneLocked(h.feeds[b.next]) // it may have waited
+	} else {
+		h.tuneLocked(cur) // it may have been told to end what it must now go on with
 	}
 }
 
@@ -1968,14 +1975,17 @@ func (h *hub) differenceLocked(f *feed) (asked []topic, commands []byte) {
 	for _, t := range asked {
 		commands, _ = appendCommand(commands, []any{strings.ToUpper(t.kind + "subscribe"), t.name})
 	}
-	return asked, append(commands, f.leaveLocked(h.topics)...)
+	return asked, append(commands, f.leaveLocked(false, h.topics)...)
 }
 
-// leaveLocked is what ends all subscriptions of f's connection to what is not wanted.
-func (f *feed) leaveLocked(wanted map[topic][]*Subscription) (commands []byte) {
+// leaveLocked is what ends all subscriptions of f's connection, or those to what is not wanted. What still comes of the latter is passed
+// on to nobody, not even to who wants it again: it would have a hole.
+func (f *feed) leaveLocked(all bool, wanted map[topic][]*Subscription) (commands []byte) {
 	for _, t := range slices.SortedFunc(maps.Keys(f.have), compareTopics) {
 		if wanted[t] == nil {
-			delete(f.have, t)
+			if !all {
+				delete(f.have, t)
+			}
 			commands, _ = appendCommand(commands, []any{strings.ToUpper(t.kind + "unsubscribe"), t.name})
 		}
 	}
@@ -2058,7 +2068,7 @@ func (h *hub) takeOverLocked(f *feed) {
 				return
 			}
 			f.mark = len(f.seen)
-			h.fenceLocked(old, old.leaveLocked(nil)) // if it ends instead, its last messages have come, too
+			h.fenceLocked(old, old.leaveLocked(true, nil)) // if it ends instead, its last messages have come, too
 		}
 		if b.next == f.c {
 			b.stepLocked(drained, now())
@@ -2092,7 +2102,6 @@ func (h *hub) takeOverLocked(f *feed) {
 	f.live, f.seen = true, nil
 	maps.DeleteFunc(h.feeds, func(c *conn, _ *feed) bool { return c != f.c && c != b.next })
 	h.changedLocked()
-	h.tuneLocked(h.feeds[b.next])
 }
 
 // byTopic are the messages of each topic, in their order.
