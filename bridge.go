@@ -1975,15 +1975,15 @@ func (h *hub) differenceLocked(f *feed) (asked []topic, commands []byte) {
 	for _, t := range asked {
 		commands, _ = appendCommand(commands, []any{strings.ToUpper(t.kind + "subscribe"), t.name})
 	}
-	return asked, append(commands, f.leaveLocked(false, h.topics)...)
+	return asked, append(commands, f.leaveLocked(h.topics)...)
 }
 
-// leaveLocked is what ends all subscriptions of f's connection, or those to what is not wanted. What still comes of the latter is passed
-// on to nobody, not even to who wants it again: it would have a hole.
-func (f *feed) leaveLocked(all bool, wanted map[topic][]*Subscription) (commands []byte) {
+// leaveLocked is what ends the subscriptions of f's connection to what is not wanted. What still comes of that is passed on to nobody, not
+// even to who wants it again: it would have a hole. With nil it is what ends them all, at a handoff, and what still comes is passed on.
+func (f *feed) leaveLocked(wanted map[topic][]*Subscription) (commands []byte) {
 	for _, t := range slices.SortedFunc(maps.Keys(f.have), compareTopics) {
 		if wanted[t] == nil {
-			if !all {
+			if wanted != nil {
 				delete(f.have, t)
 			}
 			commands, _ = appendCommand(commands, []any{strings.ToUpper(t.kind + "unsubscribe"), t.name})
@@ -2068,7 +2068,7 @@ func (h *hub) takeOverLocked(f *feed) {
 				return
 			}
 			f.mark = len(f.seen)
-			h.fenceLocked(old, old.leaveLocked(true, nil)) // if it ends instead, its last messages have come, too
+			h.fenceLocked(old, old.leaveLocked(nil)) // if it ends instead, its last messages have come, too
 		}
 		if b.next == f.c {
 			b.stepLocked(drained, now())
