@@ -1763,7 +1763,8 @@ type hub struct {
 // feed is what comes over one connection.
 type feed struct {
 	c      *conn
-	have   map[topic]bool // what the server has confirmed, and was not told to end
+	have   map[topic]bool // what the server was asked for and not told to end, and whether it has confirmed that
+	todo   map[topic]bool // what may differ from what is wanted
 	live   bool           // what comes is passed on; else it is kept for the time when it takes over
 	tuning bool           // tune runs for it
 	seen   []published    // what came, as long as another connection may bring some of the same
@@ -1800,6 +1801,7 @@ func (h *hub) addLocked(s *Subscription, names []string) (fresh []topic) {
 		if _, ok := s.topics[t]; !ok && s.err == nil && !b.closed && !b.draining {
 			s.topics[t] = f != nil && f.live && f.have[t]
 			h.topics[t] = append(h.topics[t], s)
+			h.touchLocked(t)
 			fresh = append(fresh, t)
 		}
 	}
@@ -1811,6 +1813,13 @@ func (h *hub) addLocked(s *Subscription, names []string) (fresh []topic) {
 	return fresh
 }
 
+// touchLocked has all connections look at t when they are tuned.
+func (h *hub) touchLocked(t topic) {
+	for _, f := range h.feeds {
+		f.todo[t] = true
+	}
+}
+
 // removeLocked ends s's interest in topics.
 func (h *hub) removeLocked(s *Subscription, topics []topic) {
 	for _, t := range topics {
@@ -1818,6 +1827,7 @@ func (h *hub) removeLocked(s *Subscription, topics []topic) {
 		h.topics[t] = slices.DeleteFunc(h.topics[t], func(other *Subscription) bool { return other == s })
 		if len(h.topics[t]) == 0 {
 			delete(h.topics, t)
+			h.touchLocked(t)
 		}
 	}
 	h.changedLocked()
@@ -1867,6 +1877,9 @@ func (h *hub) pushed(c *conn, push Reply) bool {
 		case verb == "message":
 			h.messageLocked(f, published{t, text(len(elems) - 2), text(len(elems) - 1)})
 		case verb == "subscribe":
+			if confirmed, asked := f.have[t]; confirmed || !asked {
+				break
+			}
 			f.have[t] = true
 			for _, s := range h.topics[t] {
 				if f.live && s.topics[t] { // it had been ended by the server
@@ -1875,6 +1888,7 @@ func (h *hub) pushed(c *conn, push Reply) bool {
 			}
 		case f.have[t]: // nobody asked for that
 			delete(f.have, t)
+			f.todo[t] = true
 			h.tuneLocked(f)
 		}
 		return true
@@ -1919,8 +1933,12 @@ func (h *hub) startLocked(c *conn) {
 	if cur := h.feeds[h.b.cur]; cur != nil && cur.live {
 		cur.seen = nil
 	}
-	h.feeds[c] = &feed{c: c, have: map[topic]bool{}}
-	h.tuneLocked(h.feeds[c])
+	f := &feed{c: c, have: map[topic]bool{}, todo: map[topic]bool{}}
+	for t := range h.topics {
+		f.todo[t] = true
+	}
+	h.feeds[c] = f
+	h.tuneLocked(f)
 }
 
 // tuneLocked has what a connection, if there is one, is subscribed to brought into line with what is wanted.
@@ -1962,38 +1980,33 @@ func (h *hub) tune(f *feed) {
 	}
 }
 
-// differenceLocked is what is to be sent on f's connection, and what it asks for.
+// differenceLocked is what is to be sent on f's connection, and what it asks for. What still comes of a topic that is left is passed on to
+// nobody, not even to who wants it again: there would be a hole behind it.
 func (h *hub) differenceLocked(f *feed) (asked []topic, commands []byte) {
-	for t := range h.topics {
-		if f.c.protocol == 2 {
+	var left []topic
+	for t := range f.todo {
+		switch wanted := len(h.topics[t]) > 0; {
+		case wanted && f.c.protocol == 2:
 			h.refuseLocked(t, errors.New("the server speaks protocol 2 only"))
-		} else if !f.have[t] {
+		case wanted && !f.have[t]:
+			f.have[t] = false
 			asked = append(asked, t)
+		case !wanted && f.have[t]:
+			delete(f.have, t)
+			left = append(left, t)
 		}
 	}
-	slices.SortFunc(asked, compareTopics)
-	for _, t := range asked {
-		commands, _ = appendCommand(commands, []any{strings.ToUpper(t.kind + "subscribe"), t.name})
-	}
-	return asked, append(commands, f.leaveLocked(h.topics)...)
+	clear(f.todo)
+	return asked, append(requests("subscribe", asked), requests("unsubscribe", left)...)
 }
 
-// leaveLocked is what ends the subscriptions of f's connection to what is not wanted. What still comes of that is passed on to nobody, not
-// even to who wants it again: it would have a hole. With nil it is what ends them all, at a handoff, and what still comes is passed on.
-func (f *feed) leaveLocked(wanted map[topic][]*Subscription) (commands []byte) {
-	for _, t := range slices.SortedFunc(maps.Keys(f.have), compareTopics) {
-		if wanted[t] == nil {
-			if wanted != nil {
-				delete(f.have, t)
-			}
-			commands, _ = appendCommand(commands, []any{strings.ToUpper(t.kind + "unsubscribe"), t.name})
-		}
+// requests encodes a command for each topic.
+func requests(verb string, topics []topic) (commands []byte) {
+	slices.SortFunc(topics, func(a, b topic) int { return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.name, b.name)) })
+	for _, t := range topics {
+		commands, _ = appendCommand(commands, []any{strings.ToUpper(t.kind + verb), t.name})
 	}
 	return commands
-}
-
-func compareTopics(a, b topic) int {
-	return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.name, b.name))
 }
 
 // fenceLocked sends commands and a PING on f's connection, and waits, unlocked, until the PING is answered: everything that the server
@@ -2047,6 +2060,7 @@ func (h *hub) judgeLocked(f *feed, asked []topic, refusals []error) (usable bool
 			go f.c.raw.Close()
 			return false
 		}
+		delete(f.have, t)
 		h.refuseLocked(t, err)
 	}
 	h.changedLocked()
@@ -2068,7 +2082,7 @@ func (h *hub) takeOverLocked(f *feed) {
 				return
 			}
 			f.mark = len(f.seen)
-			h.fenceLocked(old, old.leaveLocked(nil)) // if it ends instead, its last messages have come, too
+			h.fenceLocked(old, requests("unsubscribe", slices.Collect(maps.Keys(old.have)))) // if it ends instead, its last messages have come, too
 		}
 		if b.next == f.c {
 			b.stepLocked(drained, now())
