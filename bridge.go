@@ -883,9 +883,8 @@ func (b *bridge) hangUpLocked(cause error) {
 		if !c.retired {
 			b.takeBackLocked(c.retireLocked())
 		}
-		c.breakLocked(cause)
+		c.hangUpLocked(cause)
 		c.inFlight.sweepLocked(0, never)
-		go c.raw.Close() // a system call, or a user's code
 	}
 	b.backlog.sweepLocked(0, never)
 }
@@ -1451,10 +1450,9 @@ func (b *bridge) tick() {
 	if t >= b.hand.next() {
 		b.stepLocked(timePassed, t)
 	}
-	var silent []*conn
 	if b.sweepAt != 0 && t >= b.sweepAt {
 		b.sweepAt = 0
-		if silent = b.sweepLocked(t); b.outstandingLocked() > 0 {
+		if b.sweepLocked(t); b.outstandingLocked() > 0 {
 			b.watchLocked(t)
 		}
 	}
@@ -1469,15 +1467,12 @@ func (b *bridge) tick() {
 	b.armLocked(b.sweepAt)
 	b.armLocked(b.renewAt)
 	b.mu.Unlock()
-	for _, c := range silent {
-		c.raw.Close()
-	}
 }
 
-// sweepLocked tells the callers whose time is up to leave, and finds the connections that have fallen silent: with something
+// sweepLocked tells the callers whose time is up to leave, and ends the connections that have fallen silent: with something
 // outstanding, no byte for twice the effective timeout. Time in which a write takes long but gets on does not count; a write that is
 // stuck does, or a host that is gone would be noticed under load only when TCP gives up, in a quarter of an hour.
-func (b *bridge) sweepLocked(t tick) (silent []*conn) {
+func (b *bridge) sweepLocked(t tick) {
 	o := &b.c.opts
 	timeout := b.c.relax.effective(o.Timeout, t)
 	limit := t.add(-timeout)
@@ -1496,11 +1491,9 @@ func (b *bridge) sweepLocked(t tick) (silent []*conn) {
 			quiet = max(quiet, c.inFlight.head.start.add(c.inFlight.head.span))
 		}
 		if !c.inFlight.empty() && c.broken == nil && t >= quiet.add(timeout).add(timeout) {
-			c.breakLocked(fmt.Errorf("baton: connection to %s lost: not a byte for %v", c.addr, quiet.until(t).Round(time.Millisecond)))
-			silent = append(silent, c)
+			c.hangUpLocked(fmt.Errorf("baton: connection to %s lost: not a byte for %v", c.addr, quiet.until(t).Round(time.Millisecond)))
 		}
 	}
-	return silent
 }
 
 // keepAliveLocked sends a PING if the current connection has been idle for KeepAlive. Nobody waits for its reply; if none comes,
@@ -1908,8 +1901,7 @@ func (h *hub) messageLocked(f *feed, p published) {
 				c = h.b.next
 			}
 			if c != nil {
-				c.breakLocked(errors.New("baton: subscriptions take too long to move"))
-				go c.raw.Close()
+				c.hangUpLocked(errors.New("baton: subscriptions take too long to move"))
 			}
 		}
 	}
@@ -2034,8 +2026,7 @@ func (h *hub) fenceLocked(f *feed, commands []byte) (refusals []error, err error
 	}
 	b.mu.Lock()
 	if err != nil {
-		f.c.breakLocked(fmt.Errorf("baton: connection to %s lost: PING: %w", f.c.addr, errors.Unwrap(err)))
-		go f.c.raw.Close()
+		f.c.hangUpLocked(fmt.Errorf("baton: connection to %s lost: PING: %w", f.c.addr, errors.Unwrap(err)))
 	}
 	return refusals, err
 }
@@ -2056,8 +2047,7 @@ func (h *hub) judgeLocked(f *feed, asked []topic, refusals []error) (usable bool
 			err, refusals = refusals[0], refusals[1:]
 		}
 		if !f.live && notReady(err) {
-			f.c.breakLocked(err)
-			go f.c.raw.Close()
+			f.c.hangUpLocked(err)
 			return false
 		}
 		delete(f.have, t)

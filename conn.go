@@ -524,8 +524,7 @@ func (c *conn) flush() {
 		}
 		c.mu.Lock()
 		if c.retired && !c.inFlight.attendedLocked() {
-			c.breakLocked(errRetired)
-			go c.raw.Close() // so reading ends as well
+			c.hangUpLocked(errRetired)
 		}
 		c.owner.topUpLocked(c)
 		if c.broken == nil && !c.writing && c.given > c.taken { // a caller who is writing looks again
@@ -550,6 +549,12 @@ func (c *conn) breakLocked(cause error) {
 		c.broken = cause
 		c.wakeLocked()
 	}
+}
+
+// hangUpLocked ends reading as well. Closing is a system call, or a user's code, so not done under the lock.
+func (c *conn) hangUpLocked(cause error) {
+	c.breakLocked(cause)
+	go c.raw.Close()
 }
 
 // retireLocked ends new work on a connection whose place another has taken, and returns what was not yet taken to be written.
