@@ -1678,12 +1678,16 @@ func (s *Subscription) confirmedLocked(ctx context.Context, t topic) error {
 	for err := ctx.Err(); ; {
 		confirmed, wanted := s.topics[t]
 		switch {
+		case err == ErrTimeout && b.cur == nil:
+			return fmt.Errorf("%w: %w", err, b.noConnectionLocked())
 		case err != nil || confirmed:
 			return err
 		case b.closed:
 			return ErrClosed
 		case !wanted:
 			return cmp.Or(s.err, s.refused, ErrClosed)
+		case b.c.opts.Backlog == FailFast && b.cur == nil && b.lastDialErr != nil && !b.awaitedLocked(now()):
+			return b.noConnectionLocked()
 		}
 		changed := s.h.changed
 		b.mu.Unlock()
@@ -1691,17 +1695,9 @@ func (s *Subscription) confirmedLocked(ctx context.Context, t topic) error {
 		case <-changed:
 		case <-ctx.Done():
 			err = context.Cause(ctx)
-		case <-b.c.ctx.Done():
-			err = ErrClosed
+		case <-b.c.ctx.Done(): // and the bridge is closed
 		}
 		b.mu.Lock()
-		switch {
-		case b.cur != nil:
-		case err == ErrTimeout:
-			err = fmt.Errorf("%w: %w", err, b.noConnectionLocked())
-		case err == nil && b.c.opts.Backlog == FailFast && b.lastDialErr != nil && !b.awaitedLocked(now()):
-			err = b.noConnectionLocked()
-		}
 	}
 }
 
