@@ -1757,7 +1757,6 @@ type feed struct {
 	live   bool           // what comes is passed on; else it is kept for the time when it takes over
 	tuning bool           // tune runs for it
 	seen   []published    // what came, as long as another connection may bring some of the same
-	mark   int            // how much of that there was at the fence
 }
 
 // published is what came of one topic.
@@ -2058,17 +2057,20 @@ func (h *hub) judgeLocked(f *feed, asked []topic, refusals []error) (usable bool
 // is at least: what the old connection delivers after the answer to a PING that was sent when the new one was subscribed, and what the new
 // one has delivered before the answer to a PING that was sent before the old one was told to end.
 func (h *hub) takeOverLocked(f *feed) {
-	b, old, sure := h.b, h.feeds[h.b.cur], map[topic]bool(nil)
+	b, old := h.b, h.feeds[h.b.cur]
+	var sure map[topic]bool
 	twice := map[topic]int{}
 	if f.c == b.next && old != nil {
-		old.mark = math.MaxInt
+		var certain, early map[topic][]published
 		if _, err := h.fenceLocked(old, nil); err == nil {
-			old.mark, sure = len(old.seen), maps.Clone(old.have)
+			n := len(old.seen)
+			sure = maps.Clone(old.have)
 			if _, err := h.fenceLocked(f, nil); err != nil {
 				return
 			}
-			f.mark = len(f.seen)
+			early = byTopic(f.seen)
 			h.fenceLocked(old, requests("unsubscribe", slices.Collect(maps.Keys(old.have)))) // if it ends instead, its last messages have come, too
+			certain = byTopic(old.seen[min(n, len(old.seen)):]) // if f has ended, it may be shorter
 		}
 		if b.next == f.c {
 			b.stepLocked(drained, now())
@@ -2076,8 +2078,7 @@ func (h *hub) takeOverLocked(f *feed) {
 		if _, err := h.fenceLocked(f, nil); err != nil {
 			return
 		}
-		before, certain := byTopic(old.seen), byTopic(old.seen[min(old.mark, len(old.seen)):])
-		early := byTopic(f.seen[:f.mark])
+		before := byTopic(old.seen)
 		for t, after := range byTopic(f.seen) {
 			twice[t] = overlap(before[t], after, max(len(certain[t]), len(early[t]), 1-len(sure)))
 		}
@@ -2085,14 +2086,14 @@ func (h *hub) takeOverLocked(f *feed) {
 	missed := map[*Subscription]bool{}
 	for t, subs := range h.topics {
 		for _, s := range subs {
-			missed[s] = missed[s] || s.topics[t] && !sure[t]
+			if s.topics[t] && !sure[t] {
+				missed[s] = true
+			}
 			s.topics[t] = s.topics[t] || f.have[t]
 		}
 	}
-	for s, yes := range missed {
-		if yes {
-			s.pushLocked(received{missed: -1})
-		}
+	for s := range missed {
+		s.pushLocked(received{missed: -1})
 	}
 	for _, p := range f.seen {
 		if twice[p.topic]--; twice[p.topic] < 0 {
