@@ -80,7 +80,8 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 	for range opts.Conns {
 		c.bridges = append(c.bridges, c.newBridge())
 	}
-	c.hub = newHub(c.newBridge())
+	c.hub = &hub{b: c.newBridge(), topics: map[topic][]*Subscription{}, feeds: map[*conn]*feed{}, changed: make(chan struct{})}
+	c.hub.b.hub = c.hub
 	if opts.OnEvent != nil || opts.Logger != nil {
 		c.events = make(chan Event, 256)
 	}
@@ -1767,11 +1768,6 @@ type published struct {
 
 // maxSeen bounds what is kept while two connections overlap, which is usually for some milliseconds: seconds of a busy subscription.
 const maxSeen = 1 << 16
-
-func newHub(b *bridge) *hub {
-	b.hub = &hub{b: b, topics: map[topic][]*Subscription{}, feeds: map[*conn]*feed{}, changed: make(chan struct{})}
-	return b.hub
-}
 
 func (h *hub) subscribe(ctx context.Context, kind string, names []string) (*Subscription, error) {
 	s := &Subscription{h: h, kind: kind, wake: make(chan struct{}, 1), topics: map[topic]bool{}}
