@@ -657,8 +657,7 @@ type bridge struct {
 	quest       quest
 	cancelDial  context.CancelFunc
 	lastDialErr error // why there is no connection, or no replacement: of the last dial, if it failed, or of the loss
-	connected   bool  // there was a connection once
-	currentAt   tick  // cur became current, or the last one was lost
+	currentAt   tick  // cur became current, or the last one was lost; 0: there was none yet
 	clockFrom   tick  // what stands in the backlog since before counts as given then: a hold or a handoff has just ended
 
 	renewal announcement            // what Renew, MaxAge or a failover asks for: a connection whose dial began after it; number 0: nothing
@@ -768,7 +767,7 @@ func (b *bridge) refuseLocked(m *message) error {
 		return over
 	case b.draining:
 		return ErrClosed
-	case b.c.opts.Backlog == FailFast && !b.cur.aliveLocked() && b.hand.phase == PhaseDone && b.connected && !b.lazy:
+	case b.c.opts.Backlog == FailFast && !b.cur.aliveLocked() && b.hand.phase == PhaseDone && b.currentAt != 0 && !b.lazy:
 		return b.noConnectionLocked()
 	}
 	for range 2 {
@@ -1261,7 +1260,7 @@ func (b *bridge) holdEndedLocked() {
 
 // becomeCurrentLocked has new work go to cur, and judges what was announced meanwhile.
 func (b *bridge) becomeCurrentLocked(t tick) {
-	b.currentAt, b.connected, b.spent, b.lastDialErr = t, true, b.lease != 0, nil
+	b.currentAt, b.spent, b.lastDialErr = t, b.lease != 0, nil
 	if b.lazy {
 		b.clockFrom = t // what waited for it was not late before
 	}
@@ -1397,7 +1396,7 @@ func (b *bridge) arrived(c *conn, err error, attempt uint64) {
 		}
 	default:
 		b.cur = c
-		if b.connected && !b.lazy {
+		if b.currentAt != 0 && !b.lazy {
 			b.reconnects++
 			b.emitLocked(Event{Kind: EventConnected})
 		}
@@ -2066,7 +2065,7 @@ func (h *hub) takeOverLocked(f *feed) {
 			}
 			early = byTopic(f.seen)
 			h.fenceLocked(old, requests("unsubscribe", slices.Collect(maps.Keys(old.have)))) // if it ends instead, its last messages have come, too
-			certain = byTopic(old.seen[min(n, len(old.seen)):]) // if f has ended, it may be shorter
+			certain = byTopic(old.seen[min(n, len(old.seen)):])                              // if f has ended, it may be shorter
 		}
 		if b.next == f.c {
 			b.stepLocked(drained, now())
