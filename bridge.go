@@ -1573,10 +1573,10 @@ type Subscription struct {
 	wake chan struct{} // of capacity one: there is something to receive
 
 	// Guarded by the lock of the hub's bridge.
-	topics  map[topic]bool // and whether the server has confirmed each
-	queue   []received     // at most MaxMessages, and gaps
-	refused error          // what the server said to the last one that it refused
-	err     error          // why nothing more will come
+	topics  map[string]bool // by name, and whether the server has confirmed each
+	queue   []received      // at most MaxMessages, and gaps
+	refused error           // what the server said to the last one that it refused
+	err     error           // why nothing more will come
 }
 
 // topic is what can be subscribed to: kind is "" for a channel, "p" for a pattern, "s" for a shard channel.
@@ -1664,7 +1664,7 @@ func (s *Subscription) Add(ctx context.Context, names ...string) error {
 	defer b.mu.Unlock()
 	fresh := s.h.addLocked(s, names)
 	for _, name := range names {
-		if err := s.confirmedLocked(ctx, topic{s.kind, name}); err != nil {
+		if err := s.confirmedLocked(ctx, name); err != nil {
 			s.h.removeLocked(s, fresh)
 			return fmt.Errorf("baton: subscribe: %w", err)
 		}
@@ -1672,11 +1672,11 @@ func (s *Subscription) Add(ctx context.Context, names ...string) error {
 	return nil
 }
 
-// confirmedLocked waits, unlocked, until the server has confirmed t.
-func (s *Subscription) confirmedLocked(ctx context.Context, t topic) error {
+// confirmedLocked waits, unlocked, until the server has confirmed a topic.
+func (s *Subscription) confirmedLocked(ctx context.Context, name string) error {
 	b := s.h.b
 	for err := ctx.Err(); ; {
-		confirmed, wanted := s.topics[t]
+		confirmed, wanted := s.topics[name]
 		switch {
 		case err == ErrTimeout && b.cur == nil:
 			return fmt.Errorf("%w: %w", err, b.noConnectionLocked())
@@ -1705,11 +1705,7 @@ func (s *Subscription) confirmedLocked(ctx context.Context, t topic) error {
 func (s *Subscription) Remove(ctx context.Context, names ...string) error {
 	s.h.b.mu.Lock()
 	defer s.h.b.mu.Unlock()
-	var topics []topic
-	for _, name := range names {
-		topics = append(topics, topic{s.kind, name})
-	}
-	s.h.removeLocked(s, topics)
+	s.h.removeLocked(s, names)
 	return cmp.Or(ctx.Err(), s.err)
 }
 
@@ -1769,7 +1765,7 @@ type published struct {
 const maxSeen = 1 << 16
 
 func (h *hub) subscribe(ctx context.Context, kind string, names []string) (*Subscription, error) {
-	s := &Subscription{h: h, kind: kind, wake: make(chan struct{}, 1), topics: map[topic]bool{}}
+	s := &Subscription{h: h, kind: kind, wake: make(chan struct{}, 1), topics: map[string]bool{}}
 	if err := s.Add(ctx, names...); err != nil {
 		return nil, err
 	}
@@ -1777,15 +1773,15 @@ func (h *hub) subscribe(ctx context.Context, kind string, names []string) (*Subs
 }
 
 // addLocked makes names wanted, and returns those that s did not have.
-func (h *hub) addLocked(s *Subscription, names []string) (fresh []topic) {
+func (h *hub) addLocked(s *Subscription, names []string) (fresh []string) {
 	b, f := h.b, h.feeds[h.b.cur]
 	for _, name := range names {
 		t := topic{s.kind, name}
-		if _, ok := s.topics[t]; !ok && s.err == nil && !b.closed && !b.draining {
-			s.topics[t] = f != nil && f.live && f.have[t]
+		if _, ok := s.topics[name]; !ok && s.err == nil && !b.closed && !b.draining {
+			s.topics[name] = f != nil && f.live && f.have[t]
 			h.topics[t] = append(h.topics[t], s)
 			h.touchLocked(t)
-			fresh = append(fresh, t)
+			fresh = append(fresh, name)
 		}
 	}
 	if b.cur == nil && !b.dialling {
@@ -1803,10 +1799,11 @@ func (h *hub) touchLocked(t topic) {
 	}
 }
 
-// removeLocked ends s's interest in topics.
-func (h *hub) removeLocked(s *Subscription, topics []topic) {
-	for _, t := range topics {
-		delete(s.topics, t)
+// removeLocked ends s's interest in names.
+func (h *hub) removeLocked(s *Subscription, names []string) {
+	for _, name := range names {
+		t := topic{s.kind, name}
+		delete(s.topics, name)
 		h.topics[t] = slices.DeleteFunc(h.topics[t], func(other *Subscription) bool { return other == s })
 		if len(h.topics[t]) == 0 {
 			delete(h.topics, t)
@@ -1828,11 +1825,11 @@ func (h *hub) endLocked(s *Subscription, err error) {
 func (h *hub) refuseLocked(t topic, err error) {
 	err = fmt.Errorf("baton: %q is refused: %w", t.name, err)
 	for _, s := range slices.Clone(h.topics[t]) {
-		if s.topics[t] {
+		if s.topics[t.name] {
 			h.endLocked(s, err)
 		} else {
 			s.refused = err
-			h.removeLocked(s, []topic{t})
+			h.removeLocked(s, []string{t.name})
 		}
 	}
 }
@@ -1865,7 +1862,7 @@ func (h *hub) pushed(c *conn, push Reply) bool {
 			}
 			f.have[t] = true
 			for _, s := range h.topics[t] {
-				if f.live && s.topics[t] { // it had been ended by the server
+				if f.live && s.topics[t.name] { // it had been ended by the server
 					s.pushLocked(received{missed: -1})
 				}
 			}
@@ -2028,7 +2025,7 @@ func (h *hub) judgeLocked(f *feed, asked []topic, refusals []error) (usable bool
 		switch {
 		case f.have[t]:
 			for _, s := range h.topics[t] {
-				s.topics[t] = s.topics[t] || f.live
+				s.topics[t.name] = s.topics[t.name] || f.live
 			}
 			continue
 		case len(refusals) == 0:
@@ -2081,10 +2078,10 @@ func (h *hub) takeOverLocked(f *feed) {
 	missed := map[*Subscription]bool{}
 	for t, subs := range h.topics {
 		for _, s := range subs {
-			if s.topics[t] && !sure[t] {
+			if s.topics[t.name] && !sure[t] {
 				missed[s] = true
 			}
-			s.topics[t] = s.topics[t] || f.have[t]
+			s.topics[t.name] = s.topics[t.name] || f.have[t]
 		}
 	}
 	for s := range missed {
