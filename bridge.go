@@ -57,7 +57,6 @@ type Client struct {
 
 	mu        sync.Mutex // guards the rest; taken before a bridge's
 	dedicated []*bridge  // for blocking commands and sessions; never more than MaxDedicated, and never removed
-	free      []*bridge  // of these, not in use
 	ending    bool       // Shutdown or Close was called
 }
 
@@ -232,7 +231,7 @@ func (c *Client) run(ctx context.Context, s *Session, m *message) (own bool, err
 	case s != nil:
 		b, m.lease = s.b, s.lease
 	case m.span > 0:
-		if b, err = c.borrow(ctx, 0); err != nil {
+		if b, err = c.borrow(ctx, 0, nil); err != nil {
 			c.refused.Add(uint64(m.want))
 			return true, &commandError{err, false}
 		}
@@ -246,8 +245,8 @@ func (c *Client) run(ctx context.Context, s *Session, m *message) (own bool, err
 }
 
 // borrow takes a bridge for one blocking command, or for a session of number lease, and waits if too many are in use. A blocking
-// command takes over the connection that was used last; a session begins with none.
-func (c *Client) borrow(ctx context.Context, lease uint64) (*bridge, error) {
+// command takes over a connection that is idle; a session begins with none.
+func (c *Client) borrow(ctx context.Context, lease uint64, moving chan<- time.Time) (b *bridge, err error) {
 	select {
 	case c.slots <- struct{}{}:
 	case <-ctx.Done():
@@ -261,26 +260,25 @@ func (c *Client) borrow(ctx context.Context, lease uint64) (*bridge, error) {
 		<-c.slots
 		return nil, ErrClosed
 	}
-	if n := len(c.dedicated); n < c.opts.MaxDedicated && (lease != 0 || len(c.free) == 0) {
-		b := c.newBridge()
-		b.lazy, b.lease = true, lease
+	for _, free := range c.dedicated {
+		if !free.used && (b == nil || free.hasConn() == (lease == 0)) {
+			b = free
+		}
+	}
+	if len(c.dedicated) < c.opts.MaxDedicated && (b == nil || lease != 0 && b.hasConn()) {
+		b = c.newBridge()
+		b.lazy = true
 		c.dedicated = append(c.dedicated, b)
-		return b, nil
 	}
-	i := len(c.free) - 1
-	for i > 0 && c.free[i].hasConn() != (lease == 0) {
-		i--
-	}
-	b := c.free[i]
-	c.free = slices.Delete(c.free, i, i+1)
-	b.lend(lease)
+	b.used = true
+	b.lend(lease, moving)
 	return b, nil
 }
 
 // giveBack makes room for who waits in borrow.
 func (c *Client) giveBack(b *bridge) {
 	c.mu.Lock()
-	c.free = append(c.free, b)
+	b.used = false
 	c.mu.Unlock()
 	<-c.slots
 }
@@ -416,12 +414,9 @@ type Session struct {
 func (c *Client) Session(ctx context.Context) (*Session, error) {
 	s := &Session{c: c, lease: c.counter.Add(1), moving: make(chan time.Time, 1)}
 	var err error
-	if s.b, err = c.borrow(ctx, s.lease); err != nil {
+	if s.b, err = c.borrow(ctx, s.lease, s.moving); err != nil {
 		return nil, fmt.Errorf("baton: session: %w", err)
 	}
-	s.b.mu.Lock()
-	s.b.moving = s.moving
-	s.b.mu.Unlock()
 	if err := s.Do(ctx, "PING").Err(); err != nil {
 		s.Close()
 		return nil, fmt.Errorf("baton: session: %w", err)
@@ -448,7 +443,7 @@ func (s *Session) Moving() <-chan time.Time { return s.moving }
 // Close ends the connection at once, and with ErrClosed what is outstanding on it. It returns nil, also the second time.
 func (s *Session) Close() error {
 	s.over.Do(func() {
-		s.b.lend(0)
+		s.b.lend(0, nil)
 		s.c.giveBack(s.b)
 	})
 	return nil
@@ -636,7 +631,8 @@ func (c *Client) report() {
 type bridge struct {
 	c        *Client
 	hub      *hub          // of the bridge for subscriptions
-	lazy     bool          // it is dedicated
+	lazy     bool          // it is dedicated,
+	used     bool          // and in use; guarded by the client's lock
 	timer    *time.Timer   // runs tick
 	dialKick chan struct{} // of capacity one: the dialler's moment or reason has changed
 
@@ -854,11 +850,11 @@ func (b *bridge) giveUp(ctx context.Context, m *message) (gone, own bool, err er
 }
 
 // lend gives a dedicated bridge to a session, or takes it back.
-func (b *bridge) lend(lease uint64) {
+func (b *bridge) lend(lease uint64, moving chan<- time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.lease != lease && !b.closed {
-		b.lease, b.spent, b.moving = lease, false, nil
+		b.lease, b.spent, b.moving = lease, false, moving
 		b.dropLocked(ErrClosed)
 	}
 }
