@@ -721,21 +721,17 @@ func (b *bridge) writeLocked(c *conn, m *message) {
 }
 
 // takeBackLocked puts work that was given to a connection, and of which not a byte was sent, at the head of the backlog. What was meant
-// for that connection alone fails.
+// for that connection alone fails: if any was, all of it was.
 func (b *bridge) takeBackLocked(unsent []*message) {
-	var stranded []*message
-	unsent = slices.DeleteFunc(unsent, func(m *message) bool {
-		if !m.fence && m.lease == 0 {
-			return false
-		}
-		m.place, stranded = popped, append(stranded, m)
-		b.sent -= uint64(m.want)
-		return true
-	})
-	b.sent -= uint64(b.backlog.returnLocked(unsent))
-	if len(stranded) > 0 {
-		b.failLocked(stranded, cmp.Or(b.overLocked(stranded[0]), ErrNoConnection))
+	if !slices.ContainsFunc(unsent, func(m *message) bool { return m.fence || m.lease != 0 }) {
+		b.sent -= uint64(b.backlog.returnLocked(unsent))
+		return
 	}
+	for _, m := range unsent {
+		m.place = popped
+		b.sent -= uint64(m.want)
+	}
+	b.failLocked(unsent, cmp.Or(b.overLocked(unsent[0]), ErrNoConnection))
 }
 
 // overLocked is why a bridge does nothing for m any more; nil: it does.
