@@ -235,13 +235,15 @@ func (c *Client) run(ctx context.Context, s *Session, m *message) (own bool, err
 			c.refused.Add(uint64(m.want))
 			return true, &commandError{err, false}
 		}
-		own, err = b.run(ctx, m)
-		c.giveBack(b)
-		return own, err
+		defer c.giveBack(b)
 	case len(c.bridges) > 1:
 		b = c.bridges[c.turn.Add(1)%uint32(len(c.bridges))]
 	}
-	return b.run(ctx, m)
+	m.start = now()
+	if err := b.enter(m); err != nil {
+		return true, err
+	}
+	return b.await(ctx, m)
 }
 
 // borrow takes a bridge for one blocking command, or for a session of number lease, and waits if too many are in use. A blocking
@@ -364,8 +366,7 @@ func (c *Client) batch(ctx context.Context, s *Session, b *Batch, limit reach, t
 // (BUSY, LOADING, NOPERM): then the commands behind it were already written, and may have been executed one by one: the replies are the
 // server's answer to each. No replies are returned with any other error.
 func (c *Client) DoTx(ctx context.Context, b *Batch) ([]Reply, error) {
-	replies, err := c.batch(ctx, nil, b, batched, true)
-	return outcome(replies, err)
+	return outcome(c.batch(ctx, nil, b, batched, true))
 }
 
 // outcome reads the replies to MULTI, to the commands when they were queued, and to EXEC.
@@ -669,15 +670,6 @@ type bridge struct {
 	moving chan<- time.Time // where the session is told when it will be cut; nil once it was
 
 	sent, answered, failed, timedOut, held, reconnects, handoffs, givenUp uint64 // as in Stats
-}
-
-// run gives m to the bridge and waits for its replies.
-func (b *bridge) run(ctx context.Context, m *message) (own bool, err error) {
-	m.start = now()
-	if err := b.enter(m); err != nil {
-		return true, err
-	}
-	return b.await(ctx, m)
 }
 
 // enter gives m to the bridge. It decides everything in one critical section: a message that may be written joins the queue of
