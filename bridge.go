@@ -169,14 +169,10 @@ func (c *Client) Do(ctx context.Context, args ...any) Reply { return c.do(ctx, n
 // do is Do of the client, or of a session.
 func (c *Client) do(ctx context.Context, s *Session, args []any) Reply {
 	m := newMessage(&c.messages, 1)
-	own, err := c.send(ctx, s, m, args)
-	if !own {
+	if err := c.send(ctx, s, m, args); err != nil {
 		return failure(err)
 	}
 	reply := m.reply
-	if err != nil {
-		reply = failure(err)
-	}
 	m.recycle()
 	return reply
 }
@@ -186,20 +182,17 @@ func (c *Client) do(ctx context.Context, s *Session, args []any) Reply {
 func (c *Client) DoAppend(ctx context.Context, dst []byte, args ...any) ([]byte, error) {
 	m := newMessage(&c.messages, 1)
 	m.appending, m.dst = true, dst
-	own, err := c.send(ctx, nil, m, args)
-	if !own {
+	if err := c.send(ctx, nil, m, args); err != nil {
 		return dst, err
 	}
-	if err == nil {
-		dst = m.dst
-	}
+	dst = m.dst
 	m.recycle()
-	return dst, err
+	return dst, nil
 }
 
-// send is one command on its way: admitted, encoded, given to a bridge and waited for.
-func (c *Client) send(ctx context.Context, s *Session, m *message, args []any) (own bool, err error) {
-	limit := blocking
+// send is one command on its way: admitted, encoded, given to a bridge and waited for. After an error m is not the caller's any more.
+func (c *Client) send(ctx context.Context, s *Session, m *message, args []any) error {
+	limit, own := blocking, true
 	if s != nil {
 		limit = byHand
 	}
@@ -207,17 +200,17 @@ func (c *Client) send(ctx context.Context, s *Session, m *message, args []any) (
 	if err == nil {
 		m.buf, err = appendCommand(m.buf, args)
 	}
-	if err != nil {
-		return true, err
-	}
-	if r != nil {
+	if err == nil {
 		m.span = r.blocksFor(args)
+		own, err = c.run(ctx, s, m)
 	}
-	own, err = c.run(ctx, s, m)
-	if s != nil && r != nil && r.exec {
+	if own && err != nil {
+		m.recycle()
+	}
+	if s != nil && r.exec {
 		err = aborted(err)
 	}
-	return own, err
+	return err
 }
 
 // run gives m to a bridge and waits for its replies. own says whether m is the caller's again, to be recycled; it is not when the
@@ -290,8 +283,7 @@ func (c *Client) giveBack(b *bridge) {
 type Batch struct {
 	buf     []byte
 	n       int
-	err     error         // of the first command that cannot be sent
-	reach   reach         // of the command that may be sent by the fewest,
+	reach   reach         // of the first command that may be sent by the fewest,
 	refusal error         // and what the others say to it
 	span    time.Duration // for which all of them together may block
 	exec    bool          // there is an EXEC among them
@@ -300,18 +292,16 @@ type Batch struct {
 // Add adds a command. One that cannot be sent makes the batch unusable until Reset: the call that it is given to returns why,
 // and sends nothing.
 func (b *Batch) Add(args ...any) {
-	place := func(err error) error { return fmt.Errorf("%w (command %d of the batch)", err, b.n) }
 	r, err := admit(args, anywhere)
-	if r != nil {
-		if r.reach > b.reach {
-			b.reach, b.refusal = r.reach, place(err)
-		}
-		b.span = min(b.span+r.blocksFor(args), maxSpan)
-		b.exec = b.exec || r.exec
+	reach := r.reach
+	buf, bad := appendCommand(b.buf, args)
+	if bad != nil {
+		reach, err = noCall, bad
 	}
-	if b.buf, err = appendCommand(b.buf, args); err != nil && b.err == nil {
-		b.err = place(err)
+	if reach > b.reach {
+		b.reach, b.refusal = reach, fmt.Errorf("%w (command %d of the batch)", err, b.n)
 	}
+	b.buf, b.span, b.exec = buf, min(b.span+r.blocksFor(args), maxSpan), b.exec || r.exec
 	b.n++
 }
 
@@ -332,10 +322,10 @@ func (c *Client) DoBatch(ctx context.Context, b *Batch) ([]Reply, error) {
 // batch sends a batch, as a transaction if tx.
 func (c *Client) batch(ctx context.Context, s *Session, b *Batch, limit reach, tx bool) ([]Reply, error) {
 	switch {
-	case b.err != nil || b.n == 0:
-		return nil, b.err
 	case b.reach > limit:
 		return nil, b.refusal
+	case b.n == 0:
+		return nil, nil
 	}
 	m := newMessage(&c.messages, b.n)
 	if tx {
@@ -2129,7 +2119,10 @@ type rule struct {
 	exec    bool
 }
 
-var rules = map[string]*rule{}
+var (
+	rules = map[string]*rule{}
+	plain = &rule{} // of all others
+)
 
 func init() {
 	for r, commands := range map[rule]string{
@@ -2156,7 +2149,7 @@ func init() {
 	}
 }
 
-// admit finds the rule for a command, if there is one. The error says that it reaches beyond limit.
+// admit finds the rule for a command. The error says that it reaches beyond limit.
 func admit(args []any, limit reach) (*rule, error) {
 	var buf [64]byte
 	name := appendWord(buf[:0], args, 0)
@@ -2168,8 +2161,8 @@ func admit(args []any, limit reach) (*rule, error) {
 			name = append(name, " BLOCK"...)
 		}
 	}
-	r := rules[string(name)]
-	if r == nil || r.reach <= limit {
+	r := cmp.Or(rules[string(name)], plain)
+	if r.reach <= limit {
 		return r, nil
 	}
 	return r, &commandError{fmt.Errorf("%w: %s: %s", ErrNotHere, string(name), r.instead), false}
@@ -2208,9 +2201,8 @@ func (r *rule) blocksFor(args []any) time.Duration {
 	}
 	var room [64]byte
 	wire, _ := appendCommand(room[:0], args[at:at+1])
-	_, text, _ := bytes.Cut(bytes.TrimSpace(wire), []byte("\r\n$")) // behind it, the length in a line and the text in another
-	_, text, _ = bytes.Cut(text, []byte("\r\n"))
-	n, err := strconv.ParseFloat(string(text), 64)
+	_, text, _ := bytes.Cut(bytes.TrimPrefix(wire, []byte("*1\r\n")), []byte("\r\n")) // behind its length
+	n, err := strconv.ParseFloat(string(bytes.TrimSpace(text)), 64)
 	switch seconds := n * r.unit.Seconds(); {
 	case err != nil || !(n >= 0):
 		return 1
