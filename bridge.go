@@ -673,9 +673,7 @@ func (b *bridge) enter(m *message) error {
 		b.mu.Unlock()
 		return &commandError{err, false}
 	}
-	if b.sweepAt == 0 {
-		b.watchLocked(m.start)
-	}
+	b.watchLocked(m.start)
 	c, p, mine := b.cur, outBuffer{}, false
 	switch {
 	case b.hand.phase == PhaseHolding:
@@ -1400,9 +1398,9 @@ func (b *bridge) startLocked(c *conn) {
 	c.early = nil
 }
 
-// watchLocked begins to sweep: something waits.
+// watchLocked begins to sweep, unless that has begun: something waits.
 func (b *bridge) watchLocked(t tick) {
-	if b.c.opts.Timeout > 0 {
+	if b.sweepAt == 0 && b.c.opts.Timeout > 0 {
 		b.sweepAt = t.add(min(max(b.c.opts.Timeout/8, 5*time.Millisecond), time.Second))
 		b.armLocked(b.sweepAt)
 	}
@@ -1481,13 +1479,19 @@ func (b *bridge) keepAliveLocked(t tick) {
 		b.armLocked(max(due, t.add(max(every/4, time.Millisecond))))
 		return
 	}
+	b.pingLocked(c, nil, t).abandoned = true
+	b.armLocked(t.add(every))
+}
+
+// pingLocked sends a PING on c, behind other commands.
+func (b *bridge) pingLocked(c *conn, commands []byte, t tick) *message {
 	m := newMessage(&b.c.messages, 1)
-	m.buf, _ = appendCommand(m.buf, []any{"PING"})
-	m.start, m.abandoned = t, true
+	m.buf, _ = appendCommand(append(m.buf, commands...), []any{"PING"})
+	m.start = t
+	b.watchLocked(t)
 	b.writeLocked(c, m)
 	c.wakeLocked()
-	b.watchLocked(t)
-	b.armLocked(t.add(every))
+	return m
 }
 
 // ageLocked has the current connection renewed after a while, or up to a tenth earlier.
@@ -1969,14 +1973,8 @@ func (h *hub) fenceLocked(f *feed, commands []byte) (refusals []error, err error
 	if !f.c.aliveLocked() {
 		return nil, ErrNoConnection
 	}
-	m := newMessage(&b.c.messages, 1)
-	m.buf, _ = appendCommand(append(m.buf, commands...), []any{"PING"})
-	m.start, m.fence = t, true
-	if b.sweepAt == 0 {
-		b.watchLocked(t)
-	}
-	b.writeLocked(f.c, m)
-	f.c.wakeLocked()
+	m := b.pingLocked(f.c, commands, t)
+	m.fence = true
 	b.mu.Unlock()
 	ctx, cancel := context.WithTimeout(b.c.ctx, b.c.relax.effective(b.c.opts.DialTimeout, t))
 	own, err := b.await(ctx, m)
