@@ -105,12 +105,17 @@ func (c *Client) newBridge() *bridge {
 	return b
 }
 
-// everyone is all bridges there are now; if it is the end, no further one comes into use.
-func (c *Client) everyone(end bool) []*bridge {
+// each does something with every bridge there is now, under its lock; if it is the end, no further one comes into use.
+func (c *Client) each(end bool, do func(b *bridge)) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.ending = c.ending || end
-	return slices.Concat(c.bridges, []*bridge{c.hub.b}, c.dedicated)
+	all := slices.Concat(c.bridges, []*bridge{c.hub.b}, c.dedicated)
+	c.mu.Unlock()
+	for _, b := range all {
+		b.mu.Lock()
+		do(b)
+		b.mu.Unlock()
+	}
 }
 
 // dialFirst connects the first bridge, on its caller's goroutine.
@@ -494,8 +499,7 @@ type Stats struct {
 // Stats tells how the client is doing.
 func (c *Client) Stats() Stats {
 	s := Stats{EventsLost: c.lost.Load(), Failed: c.refused.Load()}
-	for _, b := range c.everyone(false) {
-		b.mu.Lock()
+	c.each(false, func(b *bridge) {
 		for sum, n := range map[*uint64]uint64{&s.Sent: b.sent, &s.Answered: b.answered, &s.Failed: b.failed, &s.TimedOut: b.timedOut,
 			&s.Held: b.held, &s.Reconnects: b.reconnects, &s.Handoffs: b.handoffs, &s.HandoffsGivenUp: b.givenUp} {
 			*sum += n
@@ -504,17 +508,14 @@ func (c *Client) Stats() Stats {
 		s.InFlight += b.outstandingLocked() - b.backlog.commands
 		s.Conns += len(b.conns)
 		s.LastHandoff.merge(&b.record)
-		b.mu.Unlock()
-	}
+	})
 	return s
 }
 
 // Close ends the client at once. What was not written fails with ErrClosed, never sent; what was written and not answered fails
 // with ErrClosed and may have been executed. It does not wait for OnEvent. It returns nil, also the second time.
 func (c *Client) Close() error {
-	for _, b := range c.everyone(true) {
-		b.close()
-	}
+	c.each(true, (*bridge).closeLocked)
 	c.cancel()
 	return nil
 }
@@ -526,12 +527,10 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	defer c.Close()
 	for {
 		outstanding := 0
-		for _, b := range c.everyone(true) {
-			b.mu.Lock()
+		c.each(true, func(b *bridge) {
 			b.draining = true
 			outstanding += b.outstandingLocked()
-			b.mu.Unlock()
-		}
+		})
 		if outstanding == 0 {
 			return nil
 		}
@@ -550,10 +549,10 @@ func (c *Client) Shutdown(ctx context.Context) error {
 // vain for one of them, with the error of the last dial; the old connection then serves on. A handoff that is under way comes first, and
 // what it brings may do. When ctx ends Renew returns at once, and what it has begun goes on. Sessions are left alone.
 func (c *Client) Renew(ctx context.Context) error {
-	bridges := c.everyone(false)
-	t, wall, results := now(), time.Now(), make(chan error, len(bridges))
-	for _, b := range bridges {
-		b.mu.Lock()
+	t, wall, asked := now(), time.Now(), 0
+	results := make(chan error, len(c.bridges)+1+c.opts.MaxDedicated)
+	c.each(false, func(b *bridge) {
+		asked++
 		switch {
 		case b.closed || b.draining:
 			results <- ErrClosed
@@ -562,10 +561,9 @@ func (c *Client) Renew(ctx context.Context) error {
 		default:
 			b.renewLocked(announcement{wall: wall, asked: true}, results, t)
 		}
-		b.mu.Unlock()
-	}
+	})
 	var failed error
-	for range bridges {
+	for range asked {
 		select {
 		case err := <-results:
 			failed = cmp.Or(failed, err)
@@ -579,8 +577,7 @@ func (c *Client) Renew(ctx context.Context) error {
 // waiting is the poll's question whether a bridge waits for what a does not name, and its news that this was found. A bridge waits also
 // if what it dialled for a is connected to where others were told to leave, although nobody told it there.
 func (c *Client) waiting(a announcement, found bool) (any bool) {
-	for _, b := range c.everyone(false) {
-		b.mu.Lock()
+	c.each(false, func(b *bridge) {
 		t, here := now(), b.hereLocked()
 		prepares := b.hand.phase == PhasePreparing && !b.quest.renewal && here.addr != "" && b.quest.unnamed(&a, here)
 		stayed := b.hand.phase == PhaseDone && here.attempt > a.number && !b.cur.named && a.wasTold(here.remote) && b.quest.mayAgain(a.number)
@@ -593,8 +590,7 @@ func (c *Client) waiting(a announcement, found bool) (any bool) {
 			b.joinLocked(a, t, t)
 			b.quest.again++
 		}
-		b.mu.Unlock()
-	}
+	})
 	return any
 }
 
@@ -1013,13 +1009,11 @@ func (b *bridge) pushed(c *conn, push Reply) {
 	if n.kind != moving {
 		return
 	}
-	for _, sibling := range b.c.everyone(false) {
-		sibling.mu.Lock()
+	b.c.each(false, func(sibling *bridge) {
 		if sibling.cur.aliveLocked() && sibling.cur.deaf != nil {
 			sibling.followLocked(now())
 		}
-		sibling.mu.Unlock()
-	}
+	})
 }
 
 // notifiedLocked acts on a notification. What a retired connection still has to say was said elsewhere, and may be long past.
@@ -1512,14 +1506,12 @@ func (b *bridge) expireLocked(t tick) {
 	b.armLocked(next)
 }
 
-// close ends the bridge and its connections, and wakes everybody who waits to give up. It waits for nobody.
-func (b *bridge) close() {
-	b.mu.Lock()
+// closeLocked ends the bridge and its connections, and wakes everybody who waits to give up. It waits for nobody.
+func (b *bridge) closeLocked() {
 	b.closed = true
 	b.renewedLocked(math.MaxUint64, ErrClosed)
 	b.timer.Stop()
 	b.hangUpLocked(ErrClosed)
-	b.mu.Unlock()
 }
 
 // Message is one that was published. Its payload belongs to the receiver.
