@@ -1811,12 +1811,12 @@ func (h *hub) changedLocked() {
 }
 
 // pushed takes a push frame, if it is about subscriptions. It runs on the reader.
-func (h *hub) pushed(c *conn, push Reply) bool {
+func (h *hub) pushed(c *conn, push Reply) {
 	elems, _ := push.Elems()
 	text := func(i int) string { s, _ := elems[i].Text(); return s }
 	for _, verb := range [...]string{"message", "unsubscribe", "subscribe"} {
 		kind, ok := strings.CutSuffix(push.pushName(), verb)
-		if !ok || kind != "" && kind != "p" && kind != "s" || len(elems) < 3 || kind == "p" && verb == "message" && len(elems) < 4 {
+		if !ok || kind != "" && kind != "p" && kind != "s" || len(elems) < 3 {
 			continue
 		}
 		h.b.mu.Lock()
@@ -1841,9 +1841,8 @@ func (h *hub) pushed(c *conn, push Reply) bool {
 			f.todo[t] = true
 			h.tuneLocked(f)
 		}
-		return true
+		return
 	}
-	return false
 }
 
 // messageLocked passes a message on, or keeps it, or both.
@@ -1985,16 +1984,14 @@ func (h *hub) fenceLocked(f *feed, commands []byte) (refusals []error, err error
 // judgeLocked sorts out what a connection has confirmed of what it was asked for. A new one that is not ready for all is of no use.
 func (h *hub) judgeLocked(f *feed, asked []topic, refusals []error) (usable bool) {
 	for _, t := range asked {
-		var err error
+		err := errors.New("the server did not confirm it")
 		switch {
 		case f.have[t]:
 			for _, s := range h.topics[t] {
 				s.topics[t.name] = s.topics[t.name] || f.live
 			}
 			continue
-		case len(refusals) == 0:
-			err = errors.New("the server did not confirm it")
-		default:
+		case len(refusals) > 0:
 			err, refusals = refusals[0], refusals[1:]
 		}
 		if !f.live && notReady(err) {
