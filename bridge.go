@@ -1234,9 +1234,7 @@ func (b *bridge) becomeCurrentLocked(t tick) {
 	if b.hub != nil {
 		b.hub.tuneLocked(b.hub.feeds[b.cur])
 	}
-	if b.c.opts.KeepAlive > 0 && b.lease == 0 {
-		b.armLocked(t.add(b.c.opts.KeepAlive))
-	}
+	b.keepAliveLocked(t)
 	b.ageLocked(t, b.c.opts.MaxAge)
 	b.renewedLocked(b.cur.attempt, nil)
 	b.followLocked(t)
@@ -1499,11 +1497,7 @@ func (b *bridge) ageLocked(t tick, after time.Duration) {
 
 // expireLocked reports the relaxed windows that have run out.
 func (b *bridge) expireLocked(t tick) {
-	name, next := b.c.relax.expired(t)
-	for ; name != ""; name, next = b.c.relax.expired(t) {
-		b.emitLocked(Event{Kind: EventTightened, Notification: name})
-	}
-	b.armLocked(next)
+	b.armLocked(b.c.relax.expired(t, func(name string) { b.emitLocked(Event{Kind: EventTightened, Notification: name}) }))
 }
 
 // closeLocked ends the bridge and its connections, and wakes everybody who waits to give up. It waits for nobody.

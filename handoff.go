@@ -148,8 +148,8 @@ func (r *relaxation) observe(n *notification, t tick, tell func(EventKind)) {
 // eventOver begins the time after an event.
 func (r *relaxation) eventOver(t tick) { r.tail.extendTo(t.add(r.m.PostEventRelaxed)) }
 
-// expired closes a window that has run out at t and returns its opener's name. If there is none, name is empty, and next is when there is.
-func (r *relaxation) expired(t tick) (name string, next tick) {
+// expired closes the windows that have run out at t, telling the names of their openers, and returns when there is a next one.
+func (r *relaxation) expired(t tick, tell func(name string)) (next tick) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	next = never
@@ -157,12 +157,12 @@ func (r *relaxation) expired(t tick) (name string, next tick) {
 		switch w := &r.windows[k]; {
 		case w.passedAt(t):
 			*w = TickDeadline{}
-			return windowNames[k], t
+			tell(windowNames[k])
 		case w.IsSet():
 			next = min(next, w.tick())
 		}
 	}
-	return "", next
+	return next
 }
 
 // open says whether a window is open at t.
