@@ -2065,14 +2065,12 @@ func byTopic(all []published) map[topic][]published {
 // that certainly are. That none are enough alike can only be if two servers do not deliver in step; then the most of those that are.
 func overlap(before, after []published, least int) int {
 	most := min(len(before), len(after))
-	alike := func(n int) bool { return slices.Equal(before[len(before)-n:], after[:n]) }
-	for n := least; n <= most; n++ {
-		if alike(n) {
-			return n
+	for i := range most {
+		n := least + i
+		if n > most { // all of those were tried, or there are none: downwards from what comes before them
+			n = most - i
 		}
-	}
-	for n := min(least-1, most); n > 0; n-- {
-		if alike(n) {
+		if slices.Equal(before[len(before)-n:], after[:n]) {
 			return n
 		}
 	}
