@@ -83,19 +83,13 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 	c.hub.b.hub = c.hub
 	if opts.OnEvent != nil || opts.Logger != nil {
 		c.events = make(chan Event, 256)
+		go c.report()
 	}
 	if err := c.dialFirst(ctx); err != nil {
 		c.Close()
 		return nil, err
 	}
-	if c.events != nil {
-		go c.report()
-	}
-	for _, b := range c.bridges[1:] {
-		b.mu.Lock()
-		b.wantLocked()
-		b.mu.Unlock()
-	}
+	c.each(false, (*bridge).wantLocked)
 	return c, nil
 }
 
