@@ -191,7 +191,7 @@ func (c *Client) DoAppend(ctx context.Context, dst []byte, args ...any) ([]byte,
 
 // send is one command on its way: admitted, encoded, given to a bridge and waited for. After an error m is not the caller's any more.
 func (c *Client) send(ctx context.Context, s *Session, m *message, args []any) error {
-	limit, own := blocking, true
+	limit, own := anywhere, true
 	if s != nil {
 		limit = byHand
 	}
@@ -2076,7 +2076,6 @@ type reach uint8
 
 const (
 	anywhere  reach = iota
-	blocking        // Do, DoAppend and DoBatch, on a connection of its own
 	batched         // a batch, since alone it waits for nothing
 	inSession       // a session, since it changes the state of its connection
 	byHand          // and not in a DoTx, since it is part of a transaction itself
@@ -2088,7 +2087,7 @@ type rule struct {
 	reach   reach
 	instead string        // what to use where it may not be sent
 	unit    time.Duration // of the time for which it may block; 0: it does not
-	at      int           // the argument that says how long; negative: counted from the end; 0: it is behind BLOCK
+	at      int           // the argument that says how long; negative: counted from the end; 0: behind BLOCK, or it does not block
 	exec    bool
 }
 
@@ -2099,9 +2098,9 @@ var (
 
 func init() {
 	for r, commands := range map[rule]string{
-		{reach: blocking, unit: time.Second, at: -1}:                            "BLPOP, BRPOP, BLMOVE, BRPOPLPUSH, BZPOPMIN, BZPOPMAX",
-		{reach: blocking, unit: time.Second, at: 1}:                             "BLMPOP, BZMPOP",
-		{reach: blocking, unit: time.Millisecond}:                               "XREAD BLOCK, XREADGROUP BLOCK",
+		{unit: time.Second, at: -1}:                                             "BLPOP, BRPOP, BLMOVE, BRPOPLPUSH, BZPOPMIN, BZPOPMAX",
+		{unit: time.Second, at: 1}:                                              "BLMPOP, BZMPOP",
+		{unit: time.Millisecond}:                                                "XREAD, XREADGROUP",
 		{batched, "use Client.DoBatch", time.Millisecond, -1, false}:            "WAIT, WAITAOF",
 		{reach: inSession, instead: "use Client.Session"}:                       "READONLY, READWRITE, ASKING, CLIENT TRACKING, CLIENT CACHING, CLIENT NO-EVICT, CLIENT NO-TOUCH",
 		{reach: inSession, instead: "use Options.DB or Client.Session"}:         "SELECT",
@@ -2126,13 +2125,8 @@ func init() {
 func admit(args []any, limit reach) (*rule, error) {
 	var buf [64]byte
 	name := appendWord(buf[:0], args, 0)
-	switch string(name) {
-	case "CLIENT":
+	if string(name) == "CLIENT" {
 		name = appendWord(append(name, ' '), args, 1)
-	case "XREAD", "XREADGROUP":
-		if blockIn(args) > 0 {
-			name = append(name, " BLOCK"...)
-		}
 	}
 	r := cmp.Or(rules[string(name)], plain)
 	if r.reach <= limit {
@@ -2166,6 +2160,8 @@ func (r *rule) blocksFor(args []any) time.Duration {
 		return 0
 	case at < 0:
 		at += len(args)
+	case at == 0 && blockIn(args) == 0:
+		return 0
 	case at == 0:
 		at = blockIn(args) + 1
 	}
