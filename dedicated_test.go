@@ -487,6 +487,18 @@ func TestBlockingCommandsTimeOutAfterTheirOwnTime(t *testing.T) {
 			t.Errorf("after %v: %v, want a timeout after 12s", d, err)
 		}
 	})
+	sub(t, "relaxed while it blocks", func(t *testing.T) {
+		s := newLone(t)
+		c := s.client(Options{Timeout: timeout})
+		began := time.Now()
+		blocked := async(c, "BLPOP", "k", 2)
+		time.Sleep(2500 * time.Millisecond)
+		s.announce(opens("FAILING_OVER", 1, 30))
+		err := reply(t, blocked).Err()
+		if d := time.Since(began); !errors.Is(err, ErrTimeout) || !loneOnTime(d, 12*time.Second, timeout) {
+			t.Errorf("after %v: %v, want a timeout after 12s", d, err)
+		}
+	})
 	sub(t, "the server answers in time", func(t *testing.T) {
 		s := newLone(t)
 		c := s.client(Options{Timeout: timeout})
@@ -702,13 +714,16 @@ func TestMaxDedicated(t *testing.T) {
 		ctx, cancel := contextFor(time.Minute)
 		defer cancel()
 		began := time.Now()
-		failedWith(t, "one that waits for its turn", asyncIn(ctx, c, "BLPOP", "2", 0), context.DeadlineExceeded, false)
-		failedWith(t, "a batch", loneBatchIn(ctx, c, loneBatch("GET 1", "BLPOP 2 0")), context.DeadlineExceeded, false)
-		if _, err := c.Session(ctx); !errors.Is(err, context.DeadlineExceeded) || MaybeExecuted(err) {
-			t.Errorf("a session: %v", err)
-		}
+		one, batch := asyncIn(ctx, c, "BLPOP", "2", 0), loneBatchIn(ctx, c, loneBatch("GET 1", "BLPOP 2 0"))
+		opening := loneAsync(func() Reply { _, err := c.Session(ctx); return failure(err) })
+		failedWith(t, "one that waits for its turn", one, context.DeadlineExceeded, false)
+		failedWith(t, "a batch", batch, context.DeadlineExceeded, false)
+		failedWith(t, "a session", opening, context.DeadlineExceeded, false)
 		if d := time.Since(began); d != time.Minute {
 			t.Errorf("they waited for %v", d)
+		}
+		if st := c.Stats(); st.Failed != 3 { // one, and a batch of two
+			t.Errorf("%+v", st)
 		}
 		s.who("BLPOP 1 0").unblock("_\r\n")
 		two := async(c, "BLPOP", "3", 0) // who left holds no place
@@ -781,6 +796,33 @@ func TestMaxDedicated(t *testing.T) {
 			t.Error("there are two, and one is allowed")
 		}
 	})
+	sub(t, "a session that is closed is not the one that has its place", func(t *testing.T) {
+		s := newLone(t)
+		c := s.client(Options{MaxDedicated: 1})
+		old := loneSession(t, c)
+		old.Do(background, "GET", "old")
+		old.Close()
+		next := loneSession(t, c)
+		next.Do(background, "GET", "next")
+		for name, err := range map[string]error{
+			"Do": old.Do(background, "GET", "k").Err(), "EXEC": old.Do(background, "EXEC").Err(),
+			"DoBatch": func() error { _, err := old.DoBatch(background, loneBatch("GET k")); return err }(),
+			"DoTx":    func() error { _, err := old.DoTx(background, loneBatch("GET k")); return err }(),
+		} {
+			if !errors.Is(err, ErrClosed) || MaybeExecuted(err) || errors.Is(err, ErrTxAborted) != (name == "EXEC" || name == "DoTx") {
+				t.Errorf("%s on the closed one: %v", name, err)
+			}
+		}
+		old.Close()
+		s.announce(moves(1, 10, addrB))
+		if before, after := loneMoments(old), loneMoments(next); len(before) != 0 || len(after) != 1 {
+			t.Errorf("the closed one learns %v, the other %v", before, after)
+		}
+		answered(t, loneAsync(func() Reply { return next.Do(background, "GET", "still") }), "GET still")
+		if said := strings.Join(s.who("GET next").heard(), ","); said != "PING,GET next,GET still" {
+			t.Errorf("was said: %s", said)
+		}
+	})
 	sub(t, "64 if nothing is said", func(t *testing.T) {
 		s := newLone(t)
 		c := s.client(Options{})
@@ -789,6 +831,11 @@ func TestMaxDedicated(t *testing.T) {
 		}
 		if n := len(s.dialled()); n != 65 || s.times("BLPOP 64 0") != 0 {
 			t.Errorf("%d dials, want one and 64", n)
+		}
+	})
+	sub(t, "in a URL", func(t *testing.T) {
+		if o, err := ParseURL("redis://db.example.com?max_dedicated=3"); err != nil || o.MaxDedicated != 3 {
+			t.Errorf("%d, %v", o.MaxDedicated, err)
 		}
 	})
 	sub(t, "negative is none", func(t *testing.T) {
@@ -1651,6 +1698,62 @@ func TestRenewReplacesDedicatedConnections(t *testing.T) {
 			t.Errorf("%d dials", n)
 		}
 	})
+	sub(t, "while one is dialled", func(t *testing.T) {
+		s := newLone(t)
+		c := s.client(Options{})
+		release := s.stalls()
+		blocked := async(c, "BLPOP", "k", 0)
+		done := loneAsync(func() Reply { return Reply{err: c.Renew(background)} })
+		release()
+		if err := reply(t, done).Err(); err != nil {
+			t.Errorf("Renew: %v", err)
+		}
+		time.Sleep(time.Second)
+		s.who("BLPOP k 0").unblock(loneBulk("it"))
+		answered(t, blocked, "it")
+		if n := len(s.open(addrA)); n != 2 {
+			t.Errorf("%d connections, want one and one", n)
+		}
+	})
+	sub(t, "while nobody is there, and the caller leaves", func(t *testing.T) {
+		s, c, blocked, busy, idle := loneScene(t, Options{DialTimeout: 5 * time.Second})
+		s.refuseAll()
+		ctx, cancel := context.WithCancel(background)
+		other := asyncIn(ctx, c, "BLPOP", "other", 0)
+		done := loneAsync(func() Reply { return Reply{err: c.Renew(background)} })
+		time.Sleep(time.Second)
+		cancel()
+		failedWith(t, "the one that is left", other, context.Canceled, true)
+		began := time.Now()
+		if err := reply(t, done).Err(); err == nil || time.Since(began) > 5*time.Second {
+			t.Errorf("Renew: %v after %v", err, time.Since(began))
+		}
+		pending(t, "what blocks", blocked)
+		if busy.closedBy() || !idle.closedBy() {
+			t.Errorf("busy: closed %v; that of who left: closed %v", busy.closedBy(), idle.closedBy())
+		}
+		busy.unblock(loneBulk("it"))
+		answered(t, blocked, "it")
+	})
+	sub(t, "READONLY in a failover", func(t *testing.T) {
+		s := newLone(t)
+		c := s.client(Options{})
+		s.announce(opens("FAILING_OVER", 1, 10))
+		blocked := async(c, "BLMOVE", "a", "b", "LEFT", "LEFT", 0)
+		l := s.who("BLMOVE a b LEFT LEFT 0")
+		l.unblock(readOnlyReply)
+		var refusal *ServerError
+		if err := reply(t, blocked).Err(); !errors.As(err, &refusal) || refusal.Code != "READONLY" {
+			t.Errorf("%v", err)
+		}
+		time.Sleep(time.Second)
+		next := async(c, "BLPOP", "next", 0)
+		if s.who("BLPOP next 0") == l || !l.closedBy() || s.all()[0].closedBy() {
+			t.Errorf("the connection to a replica is used on, or open, or the shared one was closed")
+		}
+		s.who("BLPOP next 0").unblock(loneBulk("it"))
+		answered(t, next, "it")
+	})
 	sub(t, "MaxAge", func(t *testing.T) {
 		s, c, blocked, busy, idle := loneScene(t, Options{MaxAge: time.Minute, KeepAlive: -1})
 		time.Sleep(62 * time.Second)
@@ -1865,6 +1968,24 @@ func TestPoliciesWhileThereIsNoDedicatedConnection(t *testing.T) {
 		s.who("BLPOP k 1").unblock(loneBulk("it"))
 		answered(t, blocked, "it")
 		answered(t, loneAsync(func() Reply { return opening().Do(background, "GET", "1") }), "GET 1")
+	})
+	sub(t, "FailFast when a handoff has brought nothing", func(t *testing.T) {
+		s := newLone(t)
+		c := s.client(Options{Backlog: FailFast})
+		s.refuseAll()
+		s.announce(moves(1, 5, addrB))
+		began := time.Now()
+		blocked := async(c, "BLPOP", "k", 0)
+		failedWith(t, "it", blocked, ErrNoConnection, false)
+		if d := time.Since(began); d < 5*time.Second || d > 17*time.Second { // the window, a relaxed dial, and the next attempt
+			t.Errorf("it failed after %v", d)
+		}
+		s.refuseNone()
+		time.Sleep(time.Second)
+		after := async(c, "BLPOP", "after", 0)
+		time.Sleep(1100 * time.Millisecond)
+		s.who("BLPOP after 0").unblock(loneBulk("it"))
+		answered(t, after, "it")
 	})
 	sub(t, "FailFast in a handoff", func(t *testing.T) {
 		s := newLone(t)
