@@ -55,7 +55,6 @@ type message struct {
 	want      int // replies that answer it
 	start     tick
 	span      time.Duration // that it may take by itself, since it blocks: then it has its connection to itself, or to its session; 0: it does not
-	lease     uint64        // of the session that it belongs to; 0: of none
 	fence     bool          // a PING, behind commands that are answered by push frames or errors
 	appending bool          // the reply's text is appended to dst instead of becoming reply
 

@@ -56,7 +56,7 @@ type Client struct {
 	idle     chan struct{} // of capacity one: while shutting down, something became idle
 
 	mu        sync.Mutex // guards the rest; taken before a bridge's
-	dedicated []*bridge  // for blocking commands and sessions; never more than MaxDedicated, and never removed
+	dedicated []*bridge  // for blocking commands and sessions: at most MaxDedicated, and what is left of those that ended
 	ending    bool       // Shutdown or Close was called
 }
 
@@ -221,9 +221,9 @@ func (c *Client) run(ctx context.Context, s *Session, m *message) (own bool, err
 	b := c.bridges[0]
 	switch {
 	case s != nil:
-		b, m.lease = s.b, s.lease
+		b = s.b
 	case m.span > 0:
-		if b, err = c.borrow(ctx, 0, nil); err != nil {
+		if b, err = c.borrow(ctx, nil); err != nil {
 			c.refused.Add(uint64(m.want))
 			return true, &commandError{err, false}
 		}
@@ -238,9 +238,9 @@ func (c *Client) run(ctx context.Context, s *Session, m *message) (own bool, err
 	return b.await(ctx, m)
 }
 
-// borrow takes a bridge for one blocking command, or for a session of number lease, and waits if too many are in use. A blocking
-// command takes over a connection that is idle; a session begins with none.
-func (c *Client) borrow(ctx context.Context, lease uint64, moving chan<- time.Time) (b *bridge, err error) {
+// borrow takes a bridge for one blocking command, or for a session if s is not nil, and waits if too many are in use. A blocking command
+// takes over a connection that is idle. A session gets a bridge of its own, so that nothing of it can reach another's connection.
+func (c *Client) borrow(ctx context.Context, s *Session) (b *bridge, err error) {
 	select {
 	case c.slots <- struct{}{}:
 	case <-ctx.Done():
@@ -254,19 +254,43 @@ func (c *Client) borrow(ctx context.Context, lease uint64, moving chan<- time.Ti
 		<-c.slots
 		return nil, ErrClosed
 	}
-	for _, free := range c.dedicated {
-		if !free.used && (b == nil || free.hasConn() == (lease == 0)) {
-			b = free
-		}
-	}
-	if len(c.dedicated) < c.opts.MaxDedicated && (b == nil || lease != 0 && b.hasConn()) {
+	open, free := c.pruneLocked()
+	if b = free; s != nil || free == nil {
 		b = c.newBridge()
-		b.lazy = true
+		b.lazy, b.session = true, s
 		c.dedicated = append(c.dedicated, b)
 	}
 	b.used = true
-	b.lend(lease, moving)
+	if s != nil && open == c.opts.MaxDedicated {
+		free.mu.Lock() // there is one: slots has a token for each that is in use, and for this
+		free.endLocked(ErrClosed)
+		free.mu.Unlock()
+	}
 	return b, nil
+}
+
+// pruneLocked forgets the dedicated bridges of which nothing is left, counts those that have not ended, and finds one that is not in use,
+// connected if there is one.
+func (c *Client) pruneLocked() (open int, free *bridge) {
+	var gone Stats
+	c.dedicated = slices.DeleteFunc(c.dedicated, func(b *bridge) bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		switch {
+		case b.ended == nil:
+			if open++; !b.used && (free == nil || b.cur.aliveLocked()) {
+				free = b
+			}
+		case !b.used && len(b.conns) == 0 && b.backlog.empty():
+			gone.count(&b.stats)
+			return true
+		}
+		return false
+	})
+	c.hub.b.mu.Lock() // whose counts have room for those of others
+	c.hub.b.stats.count(&gone)
+	c.hub.b.mu.Unlock()
+	return open, free
 }
 
 // giveBack makes room for who waits in borrow.
@@ -395,16 +419,16 @@ func aborted(err error) error {
 type Session struct {
 	c      *Client
 	b      *bridge
-	lease  uint64
 	moving chan time.Time
+	told   bool // that it will be cut; guarded by the bridge's lock
 	over   sync.Once
 }
 
 // Session takes one of at most MaxDedicated connections, waiting for one within ctx, and dials it. It must be closed.
 func (c *Client) Session(ctx context.Context) (*Session, error) {
-	s := &Session{c: c, lease: c.counter.Add(1), moving: make(chan time.Time, 1)}
+	s := &Session{c: c, moving: make(chan time.Time, 1)}
 	var err error
-	if s.b, err = c.borrow(ctx, s.lease, s.moving); err != nil {
+	if s.b, err = c.borrow(ctx, s); err != nil {
 		return nil, fmt.Errorf("baton: session: %w", err)
 	}
 	if err := s.Do(ctx, "PING").Err(); err != nil {
@@ -433,7 +457,9 @@ func (s *Session) Moving() <-chan time.Time { return s.moving }
 // Close ends the connection at once, and with ErrClosed what is outstanding on it. It returns nil, also the second time.
 func (s *Session) Close() error {
 	s.over.Do(func() {
-		s.b.lend(0, nil)
+		s.b.mu.Lock()
+		s.b.endLocked(ErrClosed)
+		s.b.mu.Unlock()
 		s.c.giveBack(s.b)
 	})
 	return nil
@@ -494,22 +520,29 @@ type Stats struct {
 func (c *Client) Stats() Stats {
 	s := Stats{EventsLost: c.lost.Load(), Failed: c.refused.Load()}
 	c.each(false, func(b *bridge) {
-		for sum, n := range map[*uint64]uint64{&s.Sent: b.sent, &s.Answered: b.answered, &s.Failed: b.failed, &s.TimedOut: b.timedOut,
-			&s.Held: b.held, &s.Reconnects: b.reconnects, &s.Handoffs: b.handoffs, &s.HandoffsGivenUp: b.givenUp} {
-			*sum += n
-		}
+		s.count(&b.stats)
 		s.Backlog += b.backlog.commands
 		s.InFlight += b.outstandingLocked() - b.backlog.commands
 		s.Conns += len(b.conns)
-		s.LastHandoff.merge(&b.record)
+		if !b.lazy || b.ended == nil { // else it may have ended in mid-handoff
+			s.LastHandoff.merge(&b.record)
+		}
 	})
 	return s
+}
+
+// count adds the counts of o.
+func (s *Stats) count(o *Stats) {
+	for sum, n := range map[*uint64]uint64{&s.Sent: o.Sent, &s.Answered: o.Answered, &s.Failed: o.Failed, &s.TimedOut: o.TimedOut,
+		&s.Held: o.Held, &s.Reconnects: o.Reconnects, &s.Handoffs: o.Handoffs, &s.HandoffsGivenUp: o.HandoffsGivenUp} {
+		*sum += n
+	}
 }
 
 // Close ends the client at once. What was not written fails with ErrClosed, never sent; what was written and not answered fails
 // with ErrClosed and may have been executed. It does not wait for OnEvent. It returns nil, also the second time.
 func (c *Client) Close() error {
-	c.each(true, (*bridge).closeLocked)
+	c.each(true, func(b *bridge) { b.endLocked(ErrClosed) })
 	c.cancel()
 	return nil
 }
@@ -546,11 +579,14 @@ func (c *Client) Renew(ctx context.Context) error {
 	t, wall, asked := now(), time.Now(), 0
 	results := make(chan error, len(c.bridges)+1+c.opts.MaxDedicated)
 	c.each(false, func(b *bridge) {
+		if b.session != nil || b.lazy && b.ended != nil {
+			return
+		}
 		asked++
 		switch {
-		case b.closed || b.draining:
+		case b.ended != nil || b.draining:
 			results <- ErrClosed
-		case b.lease != 0 || b.cur == nil && !b.dialling: // there is nothing to renew
+		case b.cur == nil && !b.dialling: // there is nothing to renew
 			results <- nil
 		default:
 			b.renewLocked(announcement{wall: wall, asked: true}, results, t)
@@ -607,13 +643,15 @@ func (c *Client) report() {
 	}
 }
 
-// bridge is one logical connection. There are Conns of them for ordinary commands, one for all subscriptions, and dedicated ones: each of
-// those is used by one blocking command after the other, or lent to a session, and is connected only when it is needed.
+// bridge is one logical connection. There are Conns of them for ordinary commands, one for all subscriptions, and dedicated ones, each for
+// one blocking command after the other, or for one session; those are connected when they are needed, and end early, when the caller of
+// a blocking command leaves, or with their session.
 type bridge struct {
 	c        *Client
 	hub      *hub          // of the bridge for subscriptions
 	lazy     bool          // it is dedicated,
 	used     bool          // and in use; guarded by the client's lock
+	session  *Session      // whose it is, if any
 	timer    *time.Timer   // runs tick
 	dialKick chan struct{} // of capacity one: the dialler's moment or reason has changed
 
@@ -643,13 +681,10 @@ type bridge struct {
 	timerAt tick                    // when tick runs; 0: not armed
 	sweepAt tick                    // 0: nothing waited at the last sweep
 
-	draining, closed bool
+	draining bool
+	ended    error // why nothing may enter any more; nil: it may
 
-	lease  uint64           // of the session that it is lent to; 0: of none
-	spent  bool             // the session has had its connection, and gets no other
-	moving chan<- time.Time // where the session is told when it will be cut; nil once it was
-
-	sent, answered, failed, timedOut, held, reconnects, handoffs, givenUp uint64 // as in Stats
+	stats Stats // its counts alone
 }
 
 // enter gives m to the bridge. It decides everything in one critical section: a message that may be written joins the queue of
@@ -658,7 +693,7 @@ type bridge struct {
 func (b *bridge) enter(m *message) error {
 	b.mu.Lock()
 	if err := b.refuseLocked(m); err != nil {
-		b.failed += uint64(m.want)
+		b.stats.Failed += uint64(m.want)
 		err = b.failureLocked(err)
 		b.mu.Unlock()
 		return &commandError{err, false}
@@ -667,7 +702,7 @@ func (b *bridge) enter(m *message) error {
 	c, p, mine := b.cur, outBuffer{}, false
 	switch {
 	case b.hand.phase == PhaseHolding:
-		b.held += uint64(m.want)
+		b.stats.Held += uint64(m.want)
 		b.record.Held += m.want
 		b.backlog.pushLocked(m, queued)
 	case !c.aliveLocked() || !b.backlog.empty() || !c.roomLocked(m, b.c.opts.MaxInFlight):
@@ -686,47 +721,36 @@ func (b *bridge) enter(m *message) error {
 }
 
 func (b *bridge) writeLocked(c *conn, m *message) {
-	b.sent += uint64(m.want)
+	b.stats.Sent += uint64(m.want)
 	c.enqueueLocked(m)
 }
 
-// takeBackLocked puts work that was given to a connection, and of which not a byte was sent, at the head of the backlog. What was meant
-// for that connection alone fails: if any was, all of it was.
+// takeBackLocked puts work that was given to a connection, and of which not a byte was sent, at the head of the backlog. That of
+// subscriptions was meant for that connection alone, and fails.
 func (b *bridge) takeBackLocked(unsent []*message) {
-	if !slices.ContainsFunc(unsent, func(m *message) bool { return m.fence || m.lease != 0 }) {
-		b.sent -= uint64(b.backlog.returnLocked(unsent))
+	if b.hub == nil {
+		b.stats.Sent -= uint64(b.backlog.returnLocked(unsent))
 		return
 	}
 	for _, m := range unsent {
 		m.place = popped
-		b.sent -= uint64(m.want)
+		b.stats.Sent -= uint64(m.want)
 	}
-	b.failLocked(unsent, cmp.Or(b.overLocked(unsent[0]), ErrNoConnection))
-}
-
-// overLocked is why a bridge does nothing for m any more; nil: it does.
-func (b *bridge) overLocked(m *message) error {
-	switch {
-	case b.closed || m.lease != b.lease:
-		return ErrClosed
-	case b.spent && !b.cur.aliveLocked():
-		return b.noConnectionLocked()
-	}
-	return nil
+	b.failLocked(unsent, ErrNoConnection)
 }
 
 // failLocked fails popped messages that were never sent.
 func (b *bridge) failLocked(cut []*message, cause error) {
-	b.failed += uint64(attended(cut))
+	b.stats.Failed += uint64(attended(cut))
 	failAll(cut, b.failureLocked(cause), false)
 	b.idleLocked()
 }
 
 // refuseLocked says why m may not enter. A full backlog ends a hold, which makes room as far as the replacement takes any.
 func (b *bridge) refuseLocked(m *message) error {
-	switch over := b.overLocked(m); {
-	case over != nil:
-		return over
+	switch {
+	case b.ended != nil:
+		return b.ended
 	case b.draining:
 		return ErrClosed
 	case b.c.opts.Backlog == FailFast && !b.cur.aliveLocked() && b.hand.phase == PhaseDone && b.currentAt != 0 && !b.lazy:
@@ -789,15 +813,15 @@ func (b *bridge) giveUp(ctx context.Context, m *message) (gone, own bool, err er
 	switch own = m.place == queued; {
 	case m.place == popped:
 		return false, false, nil
-	case cause == nil && b.overLocked(m) != nil:
-		cause = b.overLocked(m)
+	case cause == nil && b.ended != nil:
+		cause = b.ended
 	case cause == nil:
-		b.timedOut += uint64(m.want)
+		b.stats.TimedOut += uint64(m.want)
 		if cause = ErrTimeout; own && !b.cur.aliveLocked() {
 			cause = fmt.Errorf("%w: %w", ErrTimeout, b.noConnectionLocked())
 		}
 	}
-	b.failed += uint64(m.want)
+	b.stats.Failed += uint64(m.want)
 	if m.abandoned = !own; own {
 		b.backlog.removeLocked(m, withCaller)
 	}
@@ -809,46 +833,11 @@ func (b *bridge) giveUp(ctx context.Context, m *message) (gone, own bool, err er
 	}
 	b.idleLocked()
 	err = &commandError{b.failureLocked(cause), !own}
-	if m.span > 0 && !own && !b.closed {
-		b.dropLocked(errLeft)
+	if m.span > 0 && !own && b.ended == nil {
+		b.renewedLocked(math.MaxUint64, nil)
+		b.endLocked(errLeft)
 	}
 	return true, own, err
-}
-
-// lend gives a dedicated bridge to a session, or takes it back.
-func (b *bridge) lend(lease uint64, moving chan<- time.Time) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.lease != lease && !b.closed {
-		b.lease, b.spent, b.moving = lease, false, moving
-		b.dropLocked(ErrClosed)
-	}
-}
-
-func (b *bridge) hasConn() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.cur.aliveLocked()
-}
-
-// dropLocked ends the connections of a dedicated bridge, with whatever waits on them, and any search for another.
-func (b *bridge) dropLocked(cause error) {
-	b.stepLocked(dropped, now())
-	b.renewedLocked(math.MaxUint64, nil)
-	b.cur, b.lastDialErr = nil, cause
-	b.hangUpLocked(cause)
-}
-
-// hangUpLocked ends all connections, and wakes everybody who waits to give up.
-func (b *bridge) hangUpLocked(cause error) {
-	for _, c := range b.conns {
-		if !c.retired {
-			b.takeBackLocked(c.retireLocked())
-		}
-		c.hangUpLocked(cause)
-		c.inFlight.sweepLocked(0, never)
-	}
-	b.backlog.sweepLocked(0, never)
 }
 
 // outstandingLocked counts the commands that wait on this bridge for being written or answered.
@@ -877,7 +866,7 @@ func poke(c chan struct{}) {
 
 // topUpLocked moves work from the backlog to the current connection, as much as one write takes, unless it is held.
 func (b *bridge) topUpLocked(c *conn) {
-	if c != b.cur || b.hand.phase == PhaseHolding || !c.aliveLocked() || b.closed {
+	if c != b.cur || b.hand.phase == PhaseHolding || !c.aliveLocked() || b.ended != nil {
 		return
 	}
 	for m := b.backlog.head; m != nil && c.roomLocked(m, b.c.opts.MaxInFlight); m = b.backlog.head {
@@ -889,7 +878,7 @@ func (b *bridge) topUpLocked(c *conn) {
 
 // answeredLocked looks, in the critical section of the pop, at whether that was what somebody waits for.
 func (b *bridge) answeredLocked(c *conn, replies int) {
-	b.answered += uint64(replies)
+	b.stats.Answered += uint64(replies)
 	if c == b.old && c.retired {
 		b.record.Lingered += replies
 	}
@@ -906,7 +895,7 @@ func (b *bridge) answeredLocked(c *conn, replies int) {
 // is without it. It may be told of the same connection more than once.
 func (b *bridge) unsentLocked(c *conn, unsent []*message) {
 	b.takeBackLocked(unsent)
-	if b.closed {
+	if b.ended != nil {
 		return
 	}
 	t := now()
@@ -927,6 +916,11 @@ func (b *bridge) unsentLocked(c *conn, unsent []*message) {
 			b.old = c
 		}
 		b.emitLocked(Event{Kind: EventLost, Addr: c.addr, Err: c.broken})
+		if b.session != nil { // which has no other
+			b.ended = b.noConnectionLocked()
+			b.backlog.sweepLocked(0, never)
+			return
+		}
 		b.stepLocked(currentEnded, t)
 		b.failFastLocked()
 		b.wantLocked()
@@ -954,7 +948,7 @@ func (b *bridge) endedLocked(c *conn, cut int) {
 		delete(b.hub.feeds, c)
 	}
 	b.conns = slices.DeleteFunc(b.conns, func(other *conn) bool { return other == c })
-	if b.failed += uint64(cut); cut > 0 {
+	if b.stats.Failed += uint64(cut); cut > 0 {
 		c.broken = b.failureLocked(c.broken)
 	}
 	b.idleLocked()
@@ -965,15 +959,15 @@ func (b *bridge) endedLocked(c *conn, cut int) {
 	if c == b.old {
 		b.old, b.record.Closed, b.record.Cut = nil, time.Now(), cut
 		e.Seq, e.Successor = b.record.Seq, b.record.Successor
-	} else if !c.retired || b.closed {
-		return // it was lost, which has been told, or closed with the client
+	} else if !c.retired || b.ended != nil {
+		return // it was lost, which has been told, or closed with the bridge
 	}
 	b.emitLocked(e)
 }
 
-// failFastLocked fails the backlog under FailFast, and that of a session, when there is neither a connection nor a handoff that will bring one.
+// failFastLocked fails the backlog under FailFast, when there is neither a connection nor a handoff that will bring one.
 func (b *bridge) failFastLocked() {
-	if b.c.opts.Backlog != FailFast && !b.spent || b.hand.phase != PhaseDone || b.cur.aliveLocked() || b.closed || b.awaitedLocked(now()) {
+	if b.c.opts.Backlog != FailFast || b.hand.phase != PhaseDone || b.cur.aliveLocked() || b.ended != nil || b.awaitedLocked(now()) {
 		return
 	}
 	b.failLocked(b.backlog.cutLocked(b.backlog.head, popped), b.noConnectionLocked())
@@ -982,7 +976,7 @@ func (b *bridge) failFastLocked() {
 // awaitedLocked says that there is no connection because of a handoff. That a dedicated bridge has none yet is because of it, too.
 func (b *bridge) awaitedLocked(t tick) bool {
 	since, handoff := b.currentAt, b.hand.phase != PhaseDone
-	if a, ok := b.c.pin.remembered(t); ok && (b.lazy && !b.spent || b.hub != nil) {
+	if a, ok := b.c.pin.remembered(t); ok && (b.lazy || b.hub != nil) {
 		since, handoff = max(since, a.received), true
 	}
 	return handoff && b.cur == nil && t < since.add(b.c.opts.Maintenance.RelaxedWindowMax).add(b.c.pin.grace)
@@ -1012,7 +1006,7 @@ func (b *bridge) pushed(c *conn, push Reply) {
 
 // notifiedLocked acts on a notification. What a retired connection still has to say was said elsewhere, and may be long past.
 func (b *bridge) notifiedLocked(c *conn, n notification) {
-	if c.retired || b.closed || b.draining || c.protocol == 2 || b.c.opts.Maintenance.Mode == Disabled {
+	if c.retired || b.ended != nil || b.draining || c.protocol == 2 || b.c.opts.Maintenance.Mode == Disabled {
 		return
 	}
 	t := now()
@@ -1070,10 +1064,10 @@ func (b *bridge) joinLocked(a announcement, t, moment tick) {
 	if b.later = b.hand.phase == PhaseHolding; b.later || b.draining {
 		return
 	}
-	if b.lease != 0 { // a session stays where it is
-		if b.moving != nil {
-			b.moving <- a.wall.Add(a.window) // the only value, so there is room
-			b.moving = nil
+	if own := b.session; own != nil { // it stays where it is
+		if !own.told {
+			own.told = true
+			own.moving <- a.wall.Add(a.window) // the only value, so there is room
 			b.emitLocked(Event{Kind: EventSessionMoving, Notification: a.name, Seq: a.seq, Successor: a.successor, Window: a.window})
 		}
 		return
@@ -1107,7 +1101,7 @@ func (b *bridge) hereLocked() location {
 
 // renewLocked asks for a connection whose dial begins after this; result, if there is one, learns how that ended.
 func (b *bridge) renewLocked(a announcement, result chan<- error, t tick) {
-	if b.lease != 0 {
+	if b.session != nil {
 		return
 	}
 	b.renewal, b.renewal.number, b.renewal.renewal = a, b.c.counter.Add(1), true
@@ -1148,11 +1142,11 @@ func (b *bridge) readOnlyLocked(c *conn) {
 
 // stepLocked feeds the machine and carries out what it says.
 func (b *bridge) stepLocked(e happening, t tick) {
-	if b.closed {
+	if b.ended != nil {
 		return
 	}
 	a := b.hand.step(e, t)
-	if b.cancelDial != nil && (a == prepare && e == joined || a == giveUp && b.cur != nil || e == dropped) {
+	if b.cancelDial != nil && (a == prepare && e == joined || a == giveUp && b.cur != nil) {
 		b.cancelDial()
 		b.cancelDial = nil // so its end is no failure
 	}
@@ -1176,7 +1170,7 @@ func (b *bridge) stepLocked(e happening, t tick) {
 	case promote:
 		b.promoteLocked(t)
 	case giveUp:
-		b.givenUp++
+		b.stats.HandoffsGivenUp++
 		b.clockFrom = t
 		b.emitLocked(Event{Kind: EventGivenUp, Err: b.lastDialErr})
 		poke(b.dialKick) // it may be asleep for long
@@ -1200,7 +1194,7 @@ func (b *bridge) promoteLocked(t tick) {
 		b.old = b.cur
 	}
 	b.cur, b.next, b.clockFrom = b.next, nil, t
-	b.handoffs++
+	b.stats.Handoffs++
 	if !b.quest.renewal {
 		b.c.relax.eventOver(t)
 	}
@@ -1220,7 +1214,7 @@ func (b *bridge) holdEndedLocked() {
 
 // becomeCurrentLocked has new work go to cur, and judges what was announced meanwhile.
 func (b *bridge) becomeCurrentLocked(t tick) {
-	b.currentAt, b.spent, b.lastDialErr = t, b.lease != 0, nil
+	b.currentAt, b.lastDialErr = t, nil
 	if b.lazy {
 		b.clockFrom = t // what waited for it was not late before
 	}
@@ -1275,9 +1269,9 @@ func (b *bridge) needLocked() bool {
 	case b.hub != nil:
 		wanted = len(b.hub.topics) > 0
 	case b.lazy:
-		wanted = !b.backlog.empty() && !b.spent
+		wanted = !b.backlog.empty()
 	}
-	return !b.closed && b.next == nil && (b.cur == nil && wanted || b.hand.phase == PhasePreparing)
+	return b.ended == nil && b.next == nil && (b.cur == nil && wanted || b.hand.phase == PhasePreparing)
 }
 
 // dial is the dialler's goroutine. It lives while a connection is needed, and makes one attempt after the other.
@@ -1355,7 +1349,7 @@ func (b *bridge) arrived(c *conn, err error, attempt uint64) {
 	default:
 		b.cur = c
 		if b.currentAt != 0 && !b.lazy {
-			b.reconnects++
+			b.stats.Reconnects++
 			b.emitLocked(Event{Kind: EventConnected})
 		}
 		b.startLocked(c)
@@ -1394,7 +1388,7 @@ func (b *bridge) watchLocked(t tick) {
 
 // armLocked makes the timer run at t at the latest; 0 is no moment.
 func (b *bridge) armLocked(t tick) {
-	if t != 0 && t != never && !b.closed && (b.timerAt == 0 || t < b.timerAt) {
+	if t != 0 && t != never && b.ended == nil && (b.timerAt == 0 || t < b.timerAt) {
 		b.timerAt = t
 		b.timer.Reset(max(now().until(t), 0))
 	}
@@ -1458,7 +1452,7 @@ func (b *bridge) sweepLocked(t tick) {
 // the connection is silent.
 func (b *bridge) keepAliveLocked(t tick) {
 	c, every := b.cur, b.c.opts.KeepAlive
-	if !c.aliveLocked() || every < 0 || b.c.opts.Timeout < 0 || b.lease != 0 { // in a session it could be between MULTI and EXEC
+	if !c.aliveLocked() || every < 0 || b.c.opts.Timeout < 0 || b.session != nil { // in a session it could be between MULTI and EXEC
 		return
 	}
 	if due := tick(c.lastRead.Load()).add(every); t < due || b.outstandingLocked() > 0 || b.hand.phase == PhaseHolding {
@@ -1494,12 +1488,23 @@ func (b *bridge) expireLocked(t tick) {
 	b.armLocked(b.c.relax.expired(t, func(name string) { b.emitLocked(Event{Kind: EventTightened, Notification: name}) }))
 }
 
-// closeLocked ends the bridge and its connections, and wakes everybody who waits to give up. It waits for nobody.
-func (b *bridge) closeLocked() {
-	b.closed = true
-	b.renewedLocked(math.MaxUint64, ErrClosed)
+// endLocked ends the bridge and its connections, and wakes everybody who waits to give up. It waits for nobody.
+func (b *bridge) endLocked(cause error) {
+	b.ended = cmp.Or(b.ended, cause)
+	if b.cancelDial != nil {
+		b.cancelDial()
+	}
+	poke(b.dialKick)
+	b.renewedLocked(math.MaxUint64, cause)
 	b.timer.Stop()
-	b.hangUpLocked(ErrClosed)
+	for _, c := range b.conns {
+		if !c.retired {
+			b.takeBackLocked(c.retireLocked())
+		}
+		c.hangUpLocked(cause)
+		c.inFlight.sweepLocked(0, never)
+	}
+	b.backlog.sweepLocked(0, never)
 }
 
 // Message is one that was published. Its payload belongs to the receiver.
@@ -1640,8 +1645,8 @@ func (s *Subscription) confirmedLocked(ctx context.Context, name string) error {
 			return fmt.Errorf("%w: %w", err, b.noConnectionLocked())
 		case err != nil || confirmed:
 			return err
-		case b.closed:
-			return ErrClosed
+		case b.ended != nil:
+			return b.ended
 		case !wanted:
 			return cmp.Or(s.err, s.refused, ErrClosed)
 		case b.c.opts.Backlog == FailFast && b.cur == nil && b.lastDialErr != nil && !b.awaitedLocked(now()):
@@ -1735,7 +1740,7 @@ func (h *hub) addLocked(s *Subscription, names []string) (fresh []string) {
 	b, f := h.b, h.feeds[h.b.cur]
 	for _, name := range names {
 		t := topic{s.kind, name}
-		if _, ok := s.topics[name]; !ok && s.err == nil && !b.closed && !b.draining {
+		if _, ok := s.topics[name]; !ok && s.err == nil && b.ended == nil && !b.draining {
 			s.topics[name] = f != nil && f.live && f.have[t]
 			h.topics[t] = append(h.topics[t], s)
 			h.touchLocked(t)

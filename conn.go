@@ -45,7 +45,7 @@ var (
 	// ErrMaintenance is found in the error of a command that failed while the server was under announced maintenance, beside its cause.
 	ErrMaintenance = errors.New("baton: during maintenance")
 
-	errLeft    = errors.New("baton: the caller of a blocking command left, and it was closed")
+	errLeft    = fmt.Errorf("%w: the caller of a blocking command left", ErrNoConnection)
 	errRetired = errors.New("baton: retired") // how a connection ends on which nobody waits any more after another took its place
 )
 

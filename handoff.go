@@ -250,7 +250,6 @@ const (
 	backlogFull                       // a command found no room
 	currentEnded                      // the current connection will not be written to any more
 	replacementEnded                  // the replacement was lost before it took over
-	dropped                           // of a dedicated bridge: nobody needs a connection any more
 	timePassed
 )
 
@@ -268,8 +267,6 @@ const (
 // step is the machine, and where the phase changes. What it does not name changes nothing.
 func (h *handoff) step(e happening, t tick) (a action) {
 	switch p := h.phase; {
-	case e == dropped:
-		h.phase = PhaseDone
 	case p != PhaseHolding && e == joined: // a newer announcement replaces the attempt
 		h.phase, a = PhasePreparing, prepare
 	case p == PhasePreparing && e == readyBusy && h.budget > 0:
