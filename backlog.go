@@ -55,7 +55,7 @@ type message struct {
 	want      int // replies that answer it
 	start     tick
 	span      time.Duration // that it may take by itself, since it blocks: then it has its connection to itself, or to its session; 0: it does not
-	fence     bool          // a PING, behind commands that are answered by push frames or errors
+	fence     bool          // a PING, behind commands that are answered by push frames or errors: Timeout is not for it
 	appending bool          // the reply's text is appended to dst instead of becoming reply
 
 	// Guarded by the bridge's lock.
@@ -64,6 +64,7 @@ type message struct {
 	abandoned  bool  // nobody waits for it
 	begin, end int64 // where it stands in its connection's count of bytes, while in flight
 	got        int   // replies assigned to it so far
+	left       int   // of a fence: commands before it that are not answered yet
 
 	// Written by the reader while it delivers, by whoever pops the message before the signal, and read by the caller after it.
 	// An abandoned message's caller never looks again, so dst is not written then.
@@ -206,12 +207,12 @@ func (q *queue) admitsLocked(m *message, commands, bytes int) bool {
 }
 
 // sweepLocked wakes the callers of all messages whose own time was over at limit or before; what stands in line since before from
-// counts as begun then. Nothing overtakes in a queue, so it goes on only while it finds some, or passes what blocks: in an orderly one
-// it looks at the head.
+// counts as begun then. Nothing overtakes in a queue, so it goes on only while it finds some, or passes what blocks or is a fence: in an
+// orderly one it looks at the head.
 func (q *queue) sweepLocked(from, limit tick) {
 	for m := q.head; m != nil; m = m.next {
-		due := max(m.start, from).add(m.span) <= limit
-		if !due && m.span == 0 {
+		due := max(m.start, from).add(m.span) <= limit && (!m.fence || limit == never)
+		if !due && m.span == 0 && !m.fence {
 			return
 		}
 		if due && !m.abandoned && len(m.signals) == 0 {

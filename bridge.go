@@ -429,11 +429,11 @@ func (c *Client) Session(ctx context.Context) (*Session, error) {
 	s := &Session{c: c, moving: make(chan time.Time, 1)}
 	var err error
 	if s.b, err = c.borrow(ctx, s); err != nil {
-		return nil, fmt.Errorf("baton: session: %w", err)
+		return nil, &callError{"session", err}
 	}
 	if err := s.Do(ctx, "PING").Err(); err != nil {
 		s.Close()
-		return nil, fmt.Errorf("baton: session: %w", err)
+		return nil, &callError{"session", err}
 	}
 	return s, nil
 }
@@ -834,7 +834,6 @@ func (b *bridge) giveUp(ctx context.Context, m *message) (gone, own bool, err er
 	b.idleLocked()
 	err = &commandError{b.failureLocked(cause), !own}
 	if m.span > 0 && !own && b.ended == nil {
-		b.renewedLocked(math.MaxUint64, nil)
 		b.endLocked(errLeft)
 	}
 	return true, own, err
@@ -1495,7 +1494,11 @@ func (b *bridge) endLocked(cause error) {
 		b.cancelDial()
 	}
 	poke(b.dialKick)
-	b.renewedLocked(math.MaxUint64, cause)
+	if b.lazy {
+		b.renewedLocked(math.MaxUint64, nil) // nothing is left that could be old
+	} else {
+		b.renewedLocked(math.MaxUint64, cause)
+	}
 	b.timer.Stop()
 	for _, c := range b.conns {
 		if !c.retired {
@@ -1536,10 +1539,9 @@ type Subscription struct {
 	wake chan struct{} // of capacity one: there is something to receive
 
 	// Guarded by the lock of the hub's bridge.
-	topics  map[string]bool // by name, and whether the server has confirmed each
-	queue   []received      // at most MaxMessages, and gaps
-	refused error           // what the server said to the last one that it refused
-	err     error           // why nothing more will come
+	topics map[string]*interest // by name
+	queue  []received           // at most MaxMessages, and gaps
+	err    error                // why nothing more will come
 }
 
 // topic is what can be subscribed to: kind is "" for a channel, "p" for a pattern, "s" for a shard channel.
@@ -1547,8 +1549,15 @@ type topic struct{ kind, name string }
 
 // received is a message, or a gap if missed is not zero.
 type received struct {
-	Message
+	published
 	missed int
+}
+
+// interest is that of one Subscription in one topic.
+type interest struct {
+	calls     int   // of Add that want it: they wait for it, or have succeeded
+	confirmed bool  // the server has confirmed it once
+	err       error // why there is no interest any more
 }
 
 // Subscribe subscribes to channels and returns when the server has confirmed all of them, or with an error, and nothing subscribed to, when
@@ -1589,8 +1598,10 @@ func (s *Subscription) Receive(ctx context.Context) (Message, error) {
 		switch {
 		case some && next.missed != 0:
 			return Message{}, &GapError{next.missed}
+		case some && next.kind == "p":
+			return Message{Channel: next.channel, Pattern: next.name, Payload: []byte(next.payload)}, nil
 		case some:
-			return next.Message, nil
+			return Message{Channel: next.channel, Payload: []byte(next.payload)}, nil
 		case err != nil:
 			return Message{}, err
 		}
@@ -1615,7 +1626,7 @@ func (s *Subscription) All(ctx context.Context) iter.Seq2[Message, error] {
 	}
 }
 
-// Add subscribes to more, as Client.Subscribe does. After an error none of names is added.
+// Add subscribes to more, as Client.Subscribe does. After an error it has added none of names.
 func (s *Subscription) Add(ctx context.Context, names ...string) error {
 	b := s.h.b
 	if timeout := b.c.opts.Timeout; timeout > 0 {
@@ -1623,32 +1634,39 @@ func (s *Subscription) Add(ctx context.Context, names ...string) error {
 		ctx, cancel = context.WithTimeoutCause(ctx, b.c.relax.effective(timeout, now()), ErrTimeout)
 		defer cancel()
 	}
+	err := context.Cause(ctx)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	fresh := s.h.addLocked(s, names)
-	for _, name := range names {
-		if err := s.confirmedLocked(ctx, name); err != nil {
-			s.h.removeLocked(s, fresh)
-			return fmt.Errorf("baton: subscribe: %w", err)
+	added := s.h.addLocked(s, names)
+	for i := 0; i < len(added) && err == nil; i++ {
+		err = s.confirmedLocked(ctx, added[i])
+	}
+	if err == nil {
+		return nil
+	}
+	for i, in := range added {
+		if in.calls--; in.calls == 0 && in.err == nil {
+			s.h.removeLocked(s, names[i:i+1], err)
 		}
 	}
-	return nil
+	return &callError{"subscribe", err}
 }
 
 // confirmedLocked waits, unlocked, until the server has confirmed a topic.
-func (s *Subscription) confirmedLocked(ctx context.Context, name string) error {
+func (s *Subscription) confirmedLocked(ctx context.Context, in *interest) (err error) {
 	b := s.h.b
-	for err := ctx.Err(); ; {
-		confirmed, wanted := s.topics[name]
+	for {
 		switch {
 		case err == ErrTimeout && b.cur == nil:
 			return fmt.Errorf("%w: %w", err, b.noConnectionLocked())
-		case err != nil || confirmed:
+		case err != nil:
 			return err
+		case in.err != nil:
+			return in.err
 		case b.ended != nil:
 			return b.ended
-		case !wanted:
-			return cmp.Or(s.err, s.refused, ErrClosed)
+		case in.confirmed:
+			return nil
 		case b.c.opts.Backlog == FailFast && b.cur == nil && b.lastDialErr != nil && !b.awaitedLocked(now()):
 			return b.noConnectionLocked()
 		}
@@ -1664,12 +1682,15 @@ func (s *Subscription) confirmedLocked(ctx context.Context, name string) error {
 	}
 }
 
-// Remove ends the subscription to names; nothing that is published there is received any more but what was queued before.
+// Remove ends the subscription to names: nothing that comes there is received any more, but what was queued before.
 func (s *Subscription) Remove(ctx context.Context, names ...string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	s.h.b.mu.Lock()
 	defer s.h.b.mu.Unlock()
-	s.h.removeLocked(s, names)
-	return cmp.Or(ctx.Err(), s.err)
+	s.h.removeLocked(s, names, errors.New("baton: removed meanwhile"))
+	return s.err
 }
 
 // Close ends the subscription; what is queued is dropped. It returns nil, also the second time.
@@ -1728,31 +1749,39 @@ type published struct {
 const maxSeen = 1 << 16
 
 func (h *hub) subscribe(ctx context.Context, kind string, names []string) (*Subscription, error) {
-	s := &Subscription{h: h, kind: kind, wake: make(chan struct{}, 1), topics: map[string]bool{}}
+	s := &Subscription{h: h, kind: kind, wake: make(chan struct{}, 1), topics: map[string]*interest{}}
 	if err := s.Add(ctx, names...); err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-// addLocked makes names wanted, and returns those that s did not have.
-func (h *hub) addLocked(s *Subscription, names []string) (fresh []string) {
+// addLocked makes names wanted.
+func (h *hub) addLocked(s *Subscription, names []string) (added []*interest) {
 	b, f := h.b, h.feeds[h.b.cur]
 	for _, name := range names {
 		t := topic{s.kind, name}
-		if _, ok := s.topics[name]; !ok && s.err == nil && b.ended == nil && !b.draining {
-			s.topics[name] = f != nil && f.live && f.have[t]
-			h.topics[t] = append(h.topics[t], s)
-			h.touchLocked(t)
-			fresh = append(fresh, name)
+		in := s.topics[name]
+		if in == nil {
+			in = &interest{confirmed: f != nil && f.live && f.have[t], err: s.err}
+			if b.draining {
+				in.err = ErrClosed
+			}
+			if in.err == nil {
+				s.topics[name] = in
+				h.topics[t] = append(h.topics[t], s)
+				h.touchLocked(t)
+			}
 		}
+		in.calls++
+		added = append(added, in)
 	}
 	if b.cur == nil && !b.dialling {
 		b.lastDialErr = nil // of a time when nobody waited
 		b.wantLocked()
 	}
 	h.tuneLocked(f)
-	return fresh
+	return added
 }
 
 // touchLocked has all connections look at t when they are tuned.
@@ -1762,11 +1791,14 @@ func (h *hub) touchLocked(t topic) {
 	}
 }
 
-// removeLocked ends s's interest in names.
-func (h *hub) removeLocked(s *Subscription, names []string) {
+// removeLocked ends s's interest in names, and tells the calls of Add that wait for them why.
+func (h *hub) removeLocked(s *Subscription, names []string, why error) {
 	for _, name := range names {
 		t := topic{s.kind, name}
-		delete(s.topics, name)
+		if in := s.topics[name]; in != nil {
+			in.err = why
+			delete(s.topics, name)
+		}
 		h.topics[t] = slices.DeleteFunc(h.topics[t], func(other *Subscription) bool { return other == s })
 		if len(h.topics[t]) == 0 {
 			delete(h.topics, t)
@@ -1780,19 +1812,18 @@ func (h *hub) removeLocked(s *Subscription, names []string) {
 // endLocked ends s.
 func (h *hub) endLocked(s *Subscription, err error) {
 	s.err = cmp.Or(s.err, err)
-	h.removeLocked(s, slices.Collect(maps.Keys(s.topics)))
+	h.removeLocked(s, slices.Collect(maps.Keys(s.topics)), s.err)
 	poke(s.wake)
 }
 
 // refuseLocked passes on that a topic is refused: to the calls of Add that wait for it; a subscription that had it is over.
 func (h *hub) refuseLocked(t topic, err error) {
-	err = fmt.Errorf("baton: %q is refused: %w", t.name, err)
+	err = &callError{strconv.Quote(t.name) + " is refused", err}
 	for _, s := range slices.Clone(h.topics[t]) {
-		if s.topics[t.name] {
+		if s.topics[t.name].confirmed {
 			h.endLocked(s, err)
 		} else {
-			s.refused = err
-			h.removeLocked(s, []string{t.name})
+			h.removeLocked(s, []string{t.name}, err)
 		}
 	}
 }
@@ -1814,6 +1845,9 @@ func (h *hub) pushed(c *conn, push Reply) {
 		}
 		h.b.mu.Lock()
 		defer h.b.mu.Unlock()
+		if m := c.inFlight.head; m != nil && m.left > 0 && verb != "message" {
+			m.left-- // this answers one of the commands before the PING
+		}
 		t, f := topic{kind, text(1)}, h.feeds[c]
 		switch {
 		case f == nil: // another took its place
@@ -1825,7 +1859,7 @@ func (h *hub) pushed(c *conn, push Reply) {
 			}
 			f.have[t] = true
 			for _, s := range h.topics[t] {
-				if f.live && s.topics[t.name] { // it had been ended by the server
+				if f.live && s.topics[t.name].confirmed { // it had been ended by the server
 					s.pushLocked(received{missed: -1})
 				}
 			}
@@ -1861,11 +1895,7 @@ func (h *hub) messageLocked(f *feed, p published) {
 
 func (h *hub) deliverLocked(p published) {
 	for _, s := range h.topics[p.topic] {
-		m := Message{Channel: p.channel, Payload: []byte(p.payload)}
-		if p.kind == "p" {
-			m.Pattern = p.name
-		}
-		s.pushLocked(received{Message: m})
+		s.pushLocked(received{published: p})
 	}
 }
 
@@ -1902,11 +1932,11 @@ func (h *hub) tune(f *feed) {
 		if b.hand.phase == PhaseHolding && cur != nil && (f == cur && cur.live || f != cur && (!cur.live || cur.tuning)) {
 			break
 		}
-		asked, commands := h.differenceLocked(f)
-		if f.live && len(commands) == 0 {
+		asked, left := h.differenceLocked(f)
+		if f.live && len(asked)+len(left) == 0 {
 			break
 		}
-		if refusals, err := h.fenceLocked(f, commands); err != nil || !h.judgeLocked(f, asked, refusals) {
+		if refusals, err := h.fenceLocked(f, asked, left); err != nil || !h.judgeLocked(f, asked, refusals) {
 			break
 		}
 		if !f.live {
@@ -1921,10 +1951,9 @@ func (h *hub) tune(f *feed) {
 	}
 }
 
-// differenceLocked is what is to be sent on f's connection, and what it asks for. What still comes of a topic that is left is passed on to
-// nobody, not even to who wants it again: there would be a hole behind it.
-func (h *hub) differenceLocked(f *feed) (asked []topic, commands []byte) {
-	var left []topic
+// differenceLocked is what f's connection is to be asked for, and what it is to leave. What still comes of that is passed on to nobody, not
+// even to who wants it again: there would be a hole behind it.
+func (h *hub) differenceLocked(f *feed) (asked, left []topic) {
 	for t := range f.todo {
 		switch wanted := len(h.topics[t]) > 0; {
 		case wanted && f.c.protocol == 2:
@@ -1938,38 +1967,54 @@ func (h *hub) differenceLocked(f *feed) (asked []topic, commands []byte) {
 		}
 	}
 	clear(f.todo)
-	return asked, append(requests("subscribe", asked), requests("unsubscribe", left)...)
+	return asked, left
 }
 
-// requests encodes a command for each topic.
-func requests(verb string, topics []topic) (commands []byte) {
+// requests encodes commands: one for each topic, whose refusal is its own then; or one for all of a kind, which the server carries out at once.
+func requests(verb string, topics []topic, apart bool) (commands []byte) {
 	slices.SortFunc(topics, func(a, b topic) int { return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.name, b.name)) })
-	for _, t := range topics {
-		commands, _ = appendCommand(commands, []any{strings.ToUpper(t.kind + verb), t.name})
+	var args []any
+	for i, t := range topics {
+		if args == nil {
+			args = append(args, strings.ToUpper(t.kind+verb))
+		}
+		args = append(args, t.name)
+		if apart || i+1 == len(topics) || topics[i+1].kind != t.kind {
+			commands, _ = appendCommand(commands, args)
+			args = nil
+		}
 	}
 	return commands
 }
 
-// fenceLocked sends commands and a PING on f's connection, and waits, unlocked, until the PING is answered: everything that the server
-// had to say before is then delivered, and the errors among it are returned. After an error of its own the connection is broken.
-func (h *hub) fenceLocked(f *feed, commands []byte) (refusals []error, err error) {
+// fenceLocked subscribes f's connection to what it is asked for, unsubscribes it from what is left, and sends a PING. It waits, unlocked, until
+// the PING is answered: everything that the server had to say before is then delivered, and the refusals among it are returned. A connection
+// in service may take any time for that, as long as it is not silent; after an error it is broken.
+func (h *hub) fenceLocked(f *feed, asked, left []topic) (refusals []error, err error) {
 	b, t := h.b, now()
 	if !f.c.aliveLocked() {
 		return nil, ErrNoConnection
 	}
-	m := b.pingLocked(f.c, commands, t)
-	m.fence = true
+	m := b.pingLocked(f.c, append(requests("subscribe", asked, true), requests("unsubscribe", left, false)...), t)
+	m.fence, m.left = true, len(asked)+len(left)
+	limit := maxSpan
+	if !f.live {
+		limit = b.c.relax.effective(b.c.opts.DialTimeout, t)
+	}
+	ctx, cancel := context.WithTimeout(b.c.ctx, limit)
+	defer cancel()
 	b.mu.Unlock()
-	ctx, cancel := context.WithTimeout(b.c.ctx, b.c.relax.effective(b.c.opts.DialTimeout, t))
 	own, err := b.await(ctx, m)
-	cancel()
 	if own {
 		refusals = m.refusals
 		m.recycle()
 	}
 	b.mu.Lock()
-	if err != nil {
+	switch {
+	case err != nil:
 		f.c.hangUpLocked(fmt.Errorf("baton: connection to %s lost: PING: %w", f.c.addr, errors.Unwrap(err)))
+	case !f.c.aliveLocked(): // it ended behind the answer
+		err = ErrNoConnection
 	}
 	return refusals, err
 }
@@ -1978,11 +2023,13 @@ func (h *hub) fenceLocked(f *feed, commands []byte) (refusals []error, err error
 func (h *hub) judgeLocked(f *feed, asked []topic, refusals []error) (usable bool) {
 	for _, t := range asked {
 		err := errors.New("the server did not confirm it")
-		switch {
-		case f.have[t]:
+		switch confirmed, asked := f.have[t]; {
+		case confirmed && f.live:
 			for _, s := range h.topics[t] {
-				s.topics[t.name] = s.topics[t.name] || f.live
+				s.topics[t.name].confirmed = true
 			}
+			continue
+		case confirmed || !asked: // the server has ended it again, and it is asked for again
 			continue
 		case len(refusals) > 0:
 			err, refusals = refusals[0], refusals[1:]
@@ -2008,20 +2055,20 @@ func (h *hub) takeOverLocked(f *feed) {
 	twice := map[topic]int{}
 	if f.c == b.next && old != nil {
 		var certain, early map[topic][]published
-		if _, err := h.fenceLocked(old, nil); err == nil {
+		if _, err := h.fenceLocked(old, nil, nil); err == nil {
 			n := len(old.seen)
 			sure = maps.Clone(old.have)
-			if _, err := h.fenceLocked(f, nil); err != nil {
+			if _, err := h.fenceLocked(f, nil, nil); err != nil {
 				return
 			}
 			early = byTopic(f.seen)
-			h.fenceLocked(old, requests("unsubscribe", slices.Collect(maps.Keys(old.have)))) // if it ends instead, its last messages have come, too
-			certain = byTopic(old.seen[min(n, len(old.seen)):])                              // if f has ended, it may be shorter
+			h.fenceLocked(old, nil, slices.Collect(maps.Keys(old.have))) // if it ends instead, its last messages have come, too
+			certain = byTopic(old.seen[min(n, len(old.seen)):])          // if f has ended, it may be shorter
 		}
 		if b.next == f.c {
 			b.stepLocked(drained, now())
 		}
-		if _, err := h.fenceLocked(f, nil); err != nil {
+		if _, err := h.fenceLocked(f, nil, nil); err != nil {
 			return
 		}
 		before := byTopic(old.seen)
@@ -2032,10 +2079,11 @@ func (h *hub) takeOverLocked(f *feed) {
 	missed := map[*Subscription]bool{}
 	for t, subs := range h.topics {
 		for _, s := range subs {
-			if s.topics[t.name] && !sure[t] {
+			in := s.topics[t.name]
+			if in.confirmed && !sure[t] {
 				missed[s] = true
 			}
-			s.topics[t.name] = s.topics[t.name] || f.have[t]
+			in.confirmed = in.confirmed || f.have[t]
 		}
 	}
 	for s := range missed {
@@ -2061,19 +2109,31 @@ func byTopic(all []published) map[topic][]published {
 }
 
 // overlap is how many messages one connection delivered last and another first: the fewest that are alike, of those at least that many
-// that certainly are. That none are enough alike can only be if two servers do not deliver in step; then the most of those that are.
+// that certainly came by both. That so many are not alike can only be if two servers do not deliver in step; then it is the most that are.
+// Each n that fits is what the one before is left with (Knuth, Morris and Pratt), so it takes linear time.
 func overlap(before, after []published, least int) int {
 	most := min(len(before), len(after))
-	for i := range most {
-		n := least + i
-		if n > most { // all of those were tried, or there are none: downwards from what comes before them
-			n = most - i
+	shorter := make([]int, most) // by index: the longest beginning of after, but for itself, that it ends with up to there
+	next := func(n int, p published) int {
+		for n > 0 && (n == most || after[n] != p) {
+			n = shorter[n-1]
 		}
-		if slices.Equal(before[len(before)-n:], after[:n]) {
-			return n
+		if n < most && after[n] == p {
+			n++
 		}
+		return n
 	}
-	return 0
+	for i := 1; i < most; i++ {
+		shorter[i] = next(shorter[i-1], after[i])
+	}
+	n := 0
+	for _, p := range before[len(before)-most:] {
+		n = next(n, p)
+	}
+	for n > 0 && shorter[n-1] >= least {
+		n = shorter[n-1]
+	}
+	return n
 }
 
 // reach is which calls may send a command: those from one on.

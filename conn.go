@@ -58,12 +58,23 @@ type commandError struct {
 func (e *commandError) Unwrap() error { return e.cause }
 
 func (e *commandError) Error() string {
-	text := "baton: " + strings.ReplaceAll(e.cause.Error(), "baton: ", "")
 	if e.sent {
-		return text + " (sent, no reply came: it may have been executed)"
+		return withName(e.cause) + " (sent, no reply came: it may have been executed)"
 	}
-	return text + " (never sent)"
+	return withName(e.cause) + " (never sent)"
 }
+
+// withName is the text of an error with the package's name at its beginning alone.
+func withName(err error) string { return "baton: " + strings.ReplaceAll(err.Error(), "baton: ", "") }
+
+// callError is why another call than that of a command failed.
+type callError struct {
+	call  string
+	cause error
+}
+
+func (e *callError) Unwrap() error { return e.cause }
+func (e *callError) Error() string { return withName(fmt.Errorf("%s: %w", e.call, e.cause)) }
 
 // MaybeExecuted says of the error of a command whether bytes of it may have reached a server although no reply came back. False
 // means that it was never sent, or that the server answered: in the first case it is safe to send it again.
@@ -643,9 +654,12 @@ func (c *conn) answer(run []frame) (err error) {
 			err = fmt.Errorf("baton: protocol error: %s sent a reply that no command asked for: %.60q", c.addr, c.dec.buf[run[i].start:run[i].end])
 			break
 		}
-		if m.fence && run[i].kind == KindError { // of what goes before the PING, whose answer ends m
+		if refusal := run[i].kind == KindError; refusal && m.left > 0 { // of one of the commands before the PING
 			m.refusals = append(m.refusals, c.dec.reply(run[i]).Err())
-			i, refusals = i+1, refusals+1
+			i, refusals, m.left = i+1, refusals+1, m.left-1
+			continue
+		} else if refusal && m.fence && bytes.HasPrefix(c.dec.buf[run[i].start:], []byte("-MOVED ")) {
+			i, refusals = i+1, refusals+1 // a PING never is: the server had ended itself what it was told to end
 			continue
 		}
 		n := min(len(run)-i, m.want-m.got)

@@ -2128,6 +2128,41 @@ func TestStatsOfDedicatedConnections(t *testing.T) {
 	})
 }
 
+// What is closed because nobody wants it any more was not lost, and its successor is not a reconnect. What is lost is told.
+func TestEventsOfDedicatedConnections(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s, j := newLone(t), &journal{}
+		c := s.client(Options{OnEvent: j.add})
+		for i := range 3 {
+			ctx, cancel := context.WithCancel(background)
+			left := asyncIn(ctx, c, "BLPOP", i, 0)
+			cancel()
+			failedWith(t, "one that is left", left, context.Canceled, true)
+			session := loneSession(t, c)
+			ctx, cancel = context.WithCancel(background)
+			left = loneAsync(func() Reply { return session.Do(ctx, "BLPOP", i, 0) })
+			cancel()
+			failedWith(t, "one that is left in a session", left, context.Canceled, true)
+			session.Close()
+			loneSession(t, c).Close()
+		}
+		if events := j.all(); len(events) != 0 {
+			t.Errorf("%+v", events)
+		}
+		lost := async(c, "BLPOP", "k", 0)
+		s.who("BLPOP k 0").Close()
+		reply(t, lost)
+		loneSession(t, c)
+		s.all()[len(s.all())-1].Close()
+		if n := len(j.all()); n != 2 || j.count(EventLost) != 2 {
+			t.Errorf("%+v", j.all())
+		}
+		if st := c.Stats(); st.Reconnects != 0 {
+			t.Errorf("%+v", st)
+		}
+	})
+}
+
 func TestDedicatedConnectionsLeaveNothing(t *testing.T) {
 	sub(t, "goroutines", func(t *testing.T) {
 		s := newLone(t)

@@ -789,6 +789,7 @@ func TestWatch(t *testing.T) {
 		replies, err := s.c.Watch(background, []string{"k", "l"}, func(session *Session, tx *Batch) error {
 			n := len(sessions)
 			sessions = append(sessions, session)
+			synctest.Wait()
 			if tx.Len() != 0 || slices.Contains(sessions[:n], session) || s.a.Conns() != 2 {
 				t.Errorf("try %d: %d commands are in the batch, %d connections", n, tx.Len(), s.a.Conns())
 			}
