@@ -468,26 +468,24 @@ func (s *Session) Close() error {
 // Watch runs a transaction that depends on keys: on a fresh session it watches them, has fn read what it needs and fill the batch, and
 // sends that as by DoTx. When a key was changed meanwhile, or the session was lost before EXEC was sent, it begins again, until ctx
 // ends. An error of fn ends it, and is returned; so does a batch left empty, with no replies.
-func (c *Client) Watch(ctx context.Context, keys []string, fn func(*Session, *Batch) error) ([]Reply, error) {
-	for {
-		replies, again, err := c.watch(ctx, keys, fn)
-		if !again {
-			return replies, err
-		}
+func (c *Client) Watch(ctx context.Context, keys []string, fn func(*Session, *Batch) error) (replies []Reply, err error) {
+	args := []any{"WATCH"}
+	for _, key := range keys {
+		args = append(args, key)
 	}
+	for again := true; again; {
+		replies, again, err = c.watch(ctx, args, fn)
+	}
+	return replies, err
 }
 
 // watch is one try of Watch.
-func (c *Client) watch(ctx context.Context, keys []string, fn func(*Session, *Batch) error) (replies []Reply, again bool, err error) {
+func (c *Client) watch(ctx context.Context, args []any, fn func(*Session, *Batch) error) (replies []Reply, again bool, err error) {
 	s, err := c.Session(ctx)
 	if err != nil {
 		return nil, false, err
 	}
 	defer s.Close()
-	args := []any{"WATCH"}
-	for _, key := range keys {
-		args = append(args, key)
-	}
 	var b Batch
 	if err = s.Do(ctx, args...).Err(); err == nil {
 		err = fn(s, &b)
