@@ -2228,11 +2228,8 @@ func (r *rule) blocksFor(args []any) time.Duration {
 	case at == 0:
 		at = blockIn(args) + 1
 	}
-	if at < 1 || at >= len(args) {
-		return 1
-	}
 	var room [64]byte
-	wire, _ := appendCommand(room[:0], args[at:at+1])
+	wire, _ := appendCommand(room[:0], args[min(at, len(args)-1):][:1])               // if it is missing, a word, which is no number
 	_, text, _ := bytes.Cut(bytes.TrimPrefix(wire, []byte("*1\r\n")), []byte("\r\n")) // behind its length
 	n, err := strconv.ParseFloat(string(bytes.TrimSpace(text)), 64)
 	switch seconds := n * r.unit.Seconds(); {
