@@ -43,11 +43,8 @@ const (
 	look               // the sweep or Close wants the caller to give up; sent under the lock, while no signal waits to be received
 )
 
-// message is one command, batch or internal command: bytes to write and replies to come.
-//
-// Only its owner completes or recycles it (see place). To give up, the caller takes the bridge's lock and looks: a queued message is
-// unlinked and was never sent; one in flight is left behind, abandoned, and recycled by whoever pops it, so that its reply still has a
-// place in line; of a popped one the signal is on its way.
+// message is one command, batch or internal command: bytes to write and replies to come. Only its owner completes or recycles it (see
+// place). One that is given up in flight is abandoned, and recycled by whoever pops it, so that its reply still has a place in line.
 type message struct {
 	// Set by the caller before it gives the message away, and not changed until it is recycled. The bytes are the message's own:
 	// neither arguments nor a Batch are read after their call has returned.
