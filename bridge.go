@@ -576,21 +576,17 @@ func (c *Client) Shutdown(ctx context.Context) error {
 func (c *Client) Renew(ctx context.Context) error {
 	t, wall, asked := now(), time.Now(), 0
 	results := make(chan error, len(c.bridges)+1+c.opts.MaxDedicated)
+	var failed error
 	c.each(false, func(b *bridge) {
-		if b.session != nil || b.lazy && b.ended != nil {
-			return
-		}
-		asked++
 		switch {
+		case b.session != nil || b.lazy && b.ended != nil: // they are left alone
 		case b.ended != nil || b.draining:
-			results <- ErrClosed
-		case b.cur == nil && !b.dialling: // there is nothing to renew
-			results <- nil
-		default:
+			failed = ErrClosed
+		case b.cur != nil || b.dialling: // else there is nothing to renew
+			asked++
 			b.renewLocked(announcement{wall: wall, asked: true}, results, t)
 		}
 	})
-	var failed error
 	for range asked {
 		select {
 		case err := <-results:
