@@ -1853,9 +1853,11 @@ func (h *hub) pushed(c *conn, push Reply) {
 			}
 			f.have[t] = true
 			for _, s := range h.topics[t] {
-				if f.live && s.topics[t.name].confirmed { // it had been ended by the server
+				in := s.topics[t.name]
+				if f.live && in.confirmed { // it had been ended by the server
 					s.pushLocked(received{missed: -1})
 				}
+				in.confirmed = in.confirmed || f.live
 			}
 		case f.have[t]: // nobody asked for that
 			delete(f.have, t)
@@ -2016,16 +2018,11 @@ func (h *hub) fenceLocked(f *feed, asked, left []topic) (refusals []error, err e
 // judgeLocked sorts out what a connection has confirmed of what it was asked for. A new one that is not ready for all is of no use.
 func (h *hub) judgeLocked(f *feed, asked []topic, refusals []error) (usable bool) {
 	for _, t := range asked {
+		if confirmed, asked := f.have[t]; confirmed || !asked { // if not, the server has ended it again, and it is asked for again
+			continue
+		}
 		err := errors.New("the server did not confirm it")
-		switch confirmed, asked := f.have[t]; {
-		case confirmed && f.live:
-			for _, s := range h.topics[t] {
-				s.topics[t.name].confirmed = true
-			}
-			continue
-		case confirmed || !asked: // the server has ended it again, and it is asked for again
-			continue
-		case len(refusals) > 0:
+		if len(refusals) > 0 {
 			err, refusals = refusals[0], refusals[1:]
 		}
 		if !f.live && notReady(err) {

@@ -1715,6 +1715,25 @@ func TestRenewReplacesDedicatedConnections(t *testing.T) {
 			t.Errorf("%d connections, want one and one", n)
 		}
 	})
+	sub(t, "while one is dialled, which then makes room for a session", func(t *testing.T) {
+		s := newLone(t)
+		c := s.client(Options{MaxDedicated: 1})
+		blocked := async(c, "BLPOP", "k", 0)
+		s.who("BLPOP k 0").unblock("_\r\n")
+		reply(t, blocked)
+		release := s.stalls()
+		done := loneAsync(func() Reply { return Reply{err: c.Renew(background)} })
+		opening := later(func() *Session { return loneSession(t, c) })
+		synctest.Wait()
+		release()
+		if err := reply(t, done).Err(); err != nil {
+			t.Errorf("Renew: %v", err)
+		}
+		answered(t, loneAsync(func() Reply { return opening().Do(background, "GET", "1") }), "GET 1")
+		if n := len(s.open(addrA)); n != 2 {
+			t.Errorf("%d connections, want one and one", n)
+		}
+	})
 	sub(t, "while nobody is there, and the caller leaves", func(t *testing.T) {
 		s, c, blocked, busy, idle := loneScene(t, Options{DialTimeout: 5 * time.Second})
 		s.refuseAll()
