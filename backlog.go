@@ -65,11 +65,10 @@ type message struct {
 
 	// Written by the reader while it delivers, by whoever pops the message before the signal, and read by the caller after it.
 	// An abandoned message's caller never looks again, so dst is not written then.
-	reply    Reply
-	replies  []Reply // of a batch: want long
-	refusals []error // that came before the answer to a fence
-	dst      []byte
-	err      error
+	reply   Reply
+	replies []Reply // of a batch: want long
+	dst     []byte
+	err     error
 
 	signals chan signal // of capacity two, so that neither done nor the one look that can stand before it ever blocks
 	pool    *sync.Pool  // where it goes when it is recycled

@@ -55,9 +55,12 @@ type Client struct {
 	slots    chan struct{} // a token for each dedicated bridge in use
 	idle     chan struct{} // of capacity one: while shutting down, something became idle
 
-	mu        sync.Mutex // guards the rest; taken before a bridge's
-	dedicated []*bridge  // for blocking commands and sessions: at most MaxDedicated, and what is left of those that ended
-	ending    bool       // Shutdown or Close was called
+	mu        sync.Mutex       // guards the rest; taken before a bridge's
+	dedicated map[*bridge]bool // those for blocking commands and sessions
+	free      []*bridge        // of these, not in use; the one used last at the end
+	over      []*bridge        // of these, ended, and not in use any more
+	past      Stats            // the counts of those that are gone
+	ending    bool             // Shutdown or Close was called
 }
 
 // Dial connects and returns when the first connection is ready, or says why it is not: errors.As finds a *ServerError (WRONGPASS,
@@ -68,7 +71,7 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{opts: opts, idle: make(chan struct{}, 1), slots: make(chan struct{}, opts.MaxDedicated)}
+	c := &Client{opts: opts, idle: make(chan struct{}, 1), slots: make(chan struct{}, opts.MaxDedicated), dedicated: map[*bridge]bool{}}
 	c.pin.configured, c.pin.grace = opts.Addr, max(opts.DialTimeout, opts.Maintenance.RelaxedTimeout)
 	looksUp := opts.Network == "tcp" && opts.Proxy == "" && (opts.Dialer == nil || opts.Resolver != nil)
 	if host, port := splitEndpoint(opts.Addr); looksUp && net.ParseIP(host) == nil {
@@ -99,17 +102,20 @@ func (c *Client) newBridge() *bridge {
 	return b
 }
 
-// each does something with every bridge there is now, under its lock; if it is the end, no further one comes into use.
-func (c *Client) each(end bool, do func(b *bridge)) {
+// each does something with every bridge there is now, under its lock, and returns the counts of those that there were before. If it is the
+// end, no further one comes into use.
+func (c *Client) each(end bool, do func(b *bridge)) (past Stats) {
 	c.mu.Lock()
 	c.ending = c.ending || end
-	all := slices.Concat(c.bridges, []*bridge{c.hub.b}, c.dedicated)
+	all := slices.AppendSeq(append(slices.Clone(c.bridges), c.hub.b), maps.Keys(c.dedicated))
+	past = c.past
 	c.mu.Unlock()
 	for _, b := range all {
 		b.mu.Lock()
 		do(b)
 		b.mu.Unlock()
 	}
+	return past
 }
 
 // dialFirst connects the first bridge, on its caller's goroutine.
@@ -160,8 +166,8 @@ func (c *Client) dial(ctx context.Context, attempt uint64, to target) (*conn, er
 // Do sends one command and waits for its reply. Arguments are strings, byte slices, integers, floats and booleans; anything else
 // is an error and nothing is sent. The error, if any, is in the reply. When ctx ends, Do returns at once.
 //
-// A command that blocks (BLPOP, XREAD with BLOCK, …) has a connection to itself, and Timeout counts from when its own time is over;
-// never, if that is 0. If its caller leaves, that connection is closed, so that nothing is popped for nobody: what the server popped
+// A command that blocks (BLPOP, XREAD with BLOCK, …) has a connection to itself: it waits for one of MaxDedicated as long as ctx lets it,
+// and Timeout counts from when its own time is over; never, if that is 0. If its caller leaves, that connection is closed, so that nothing is popped for nobody: what the server popped
 // just before is lost.
 func (c *Client) Do(ctx context.Context, args ...any) Reply { return c.do(ctx, nil, args) }
 
@@ -254,49 +260,49 @@ func (c *Client) borrow(ctx context.Context, s *Session) (b *bridge, err error) 
 		<-c.slots
 		return nil, ErrClosed
 	}
-	open, free := c.pruneLocked()
-	if b = free; s != nil || free == nil {
-		b = c.newBridge()
-		b.lazy, b.session = true, s
-		c.dedicated = append(c.dedicated, b)
+	c.over = slices.DeleteFunc(c.over, c.goneLocked)
+	n := len(c.free)
+	if s == nil && n > 0 {
+		b, c.free = c.free[n-1], c.free[:n-1]
+		return b, nil
 	}
-	b.used = true
-	if s != nil && open == c.opts.MaxDedicated {
-		free.mu.Lock() // there is one: slots has a token for each that is in use, and for this
-		free.endLocked(ErrClosed)
-		free.mu.Unlock()
+	if n > 0 && len(c.slots) > c.opts.MaxDedicated-n { // the one that was not used for longest makes room for the session
+		c.endLocked(c.free[0])
+		c.free = c.free[1:]
 	}
+	b = c.newBridge()
+	b.lazy, b.session, c.dedicated[b] = true, s, true
 	return b, nil
 }
 
-// pruneLocked forgets the dedicated bridges of which nothing is left, counts those that have not ended, and finds one that is not in use,
-// connected if there is one.
-func (c *Client) pruneLocked() (open int, free *bridge) {
-	var gone Stats
-	c.dedicated = slices.DeleteFunc(c.dedicated, func(b *bridge) bool {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		switch {
-		case b.ended == nil:
-			if open++; !b.used && (free == nil || b.cur.aliveLocked()) {
-				free = b
-			}
-		case !b.used && len(b.conns) == 0 && b.backlog.empty():
-			gone.count(&b.stats)
-			return true
-		}
-		return false
-	})
-	c.hub.b.mu.Lock() // whose counts have room for those of others
-	c.hub.b.stats.count(&gone)
-	c.hub.b.mu.Unlock()
-	return open, free
+// endLocked ends a dedicated bridge.
+func (c *Client) endLocked(b *bridge) {
+	c.over = append(c.over, b)
+	b.mu.Lock()
+	b.endLocked(ErrClosed)
+	b.mu.Unlock()
 }
 
-// giveBack makes room for who waits in borrow.
+// goneLocked forgets a bridge that has ended, if nothing is left of it.
+func (c *Client) goneLocked(b *bridge) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.conns) > 0 || !b.backlog.empty() {
+		return false
+	}
+	c.past.count(&b.stats)
+	delete(c.dedicated, b)
+	return true
+}
+
+// giveBack makes room for who waits in borrow. A bridge whose caller left, or whose session is over, ends.
 func (c *Client) giveBack(b *bridge) {
 	c.mu.Lock()
-	b.used = false
+	if b.session != nil || b.over() {
+		c.endLocked(b)
+	} else {
+		c.free = append(c.free, b)
+	}
 	c.mu.Unlock()
 	<-c.slots
 }
@@ -438,7 +444,7 @@ func (c *Client) Session(ctx context.Context) (*Session, error) {
 	return s, nil
 }
 
-// Do is as Client.Do. What another client counts as ended by EXEC is here the server's reply: null if a watched key was changed.
+// Do is as Client.Do. An EXEC given by hand has the server's own reply: null if a watched key was changed.
 func (s *Session) Do(ctx context.Context, args ...any) Reply { return s.c.do(ctx, s, args) }
 
 // DoBatch is as Client.DoBatch.
@@ -451,15 +457,12 @@ func (s *Session) DoTx(ctx context.Context, b *Batch) ([]Reply, error) {
 	return outcome(s.c.batch(ctx, s, b, inSession, true))
 }
 
-// Moving has one value when the server has announced that it will cut the connection: when.
+// Moving has one value when the server has announced that it will cut the connection: when. It is never closed.
 func (s *Session) Moving() <-chan time.Time { return s.moving }
 
 // Close ends the connection at once, and with ErrClosed what is outstanding on it. It returns nil, also the second time.
 func (s *Session) Close() error {
 	s.over.Do(func() {
-		s.b.mu.Lock()
-		s.b.endLocked(ErrClosed)
-		s.b.mu.Unlock()
 		s.c.giveBack(s.b)
 	})
 	return nil
@@ -467,23 +470,32 @@ func (s *Session) Close() error {
 
 // Watch runs a transaction that depends on keys: on a fresh session it watches them, has fn read what it needs and fill the batch, and
 // sends that as by DoTx. When a key was changed meanwhile, or the session was lost before EXEC was sent, it begins again, until ctx
-// ends. An error of fn ends it, and is returned; so does a batch left empty, with no replies.
-func (c *Client) Watch(ctx context.Context, keys []string, fn func(*Session, *Batch) error) (replies []Reply, err error) {
+// ends. Else an error of fn ends it, and is returned; so does a batch left empty, with no replies.
+func (c *Client) Watch(ctx context.Context, keys []string, fn func(*Session, *Batch) error) ([]Reply, error) {
 	args := []any{"WATCH"}
 	for _, key := range keys {
 		args = append(args, key)
 	}
-	for again := true; again; {
-		replies, again, err = c.watch(ctx, args, fn)
+	for losses := 0; ; {
+		replies, again, lost, err := c.watch(ctx, args, fn)
+		if !again {
+			return replies, err
+		}
+		if lost { // perhaps nothing stays connected for long
+			losses++
+			select {
+			case <-time.After(backoff(losses)):
+			case <-ctx.Done():
+			}
+		}
 	}
-	return replies, err
 }
 
-// watch is one try of Watch.
-func (c *Client) watch(ctx context.Context, args []any, fn func(*Session, *Batch) error) (replies []Reply, again bool, err error) {
+// watch is one try of Watch. again says that EXEC was not sent, or to no effect; lost that it is because the session was lost.
+func (c *Client) watch(ctx context.Context, args []any, fn func(*Session, *Batch) error) (replies []Reply, again, lost bool, err error) {
 	s, err := c.Session(ctx)
 	if err != nil {
-		return nil, false, err
+		return nil, false, false, err
 	}
 	defer s.Close()
 	var b Batch
@@ -491,15 +503,24 @@ func (c *Client) watch(ctx context.Context, args []any, fn func(*Session, *Batch
 		err = fn(s, &b)
 	}
 	if err != nil {
-		return nil, false, err
+		lost = s.lost()
+		return nil, lost, lost, err
 	}
 	replies, err = s.DoTx(ctx, &b)
-	return replies, errors.Is(err, ErrTxAborted), err
+	again = errors.Is(err, ErrTxAborted) && !errors.Is(err, ErrClosed)
+	return replies, again, again && s.lost(), err
+}
+
+// lost says that the server, or what is between, has ended the session.
+func (s *Session) lost() bool {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	return errors.Is(s.b.ended, ErrNoConnection) && s.b.ended != errLeft
 }
 
 // Stats are counts since Dial, and states at the moment of the call.
 type Stats struct {
-	Sent            uint64 // commands written
+	Sent            uint64 // commands written; here and below the client's own PINGs count, too
 	Answered        uint64 // replies read, also those whose caller had left
 	Failed          uint64 // commands that got no reply: cut off, timed out, cancelled, refused
 	TimedOut        uint64 // of these, by Timeout
@@ -517,7 +538,7 @@ type Stats struct {
 // Stats tells how the client is doing.
 func (c *Client) Stats() Stats {
 	s := Stats{EventsLost: c.lost.Load(), Failed: c.refused.Load()}
-	c.each(false, func(b *bridge) {
+	past := c.each(false, func(b *bridge) {
 		s.count(&b.stats)
 		s.Backlog += b.backlog.commands
 		s.InFlight += b.outstandingLocked() - b.backlog.commands
@@ -526,6 +547,7 @@ func (c *Client) Stats() Stats {
 			s.LastHandoff.merge(&b.record)
 		}
 	})
+	s.count(&past)
 	return s
 }
 
@@ -546,8 +568,8 @@ func (c *Client) Close() error {
 }
 
 // Shutdown refuses new work, waits for what is queued or in flight, and closes the client. When ctx ends first it closes at once
-// and returns ctx's error. A handoff that is holding work goes on; further announcements are ignored. Subscriptions and sessions
-// last until then.
+// and returns ctx's error. A handoff that is holding work goes on; further announcements are ignored. Subscriptions last until then, and so
+// do sessions, but no further call.
 func (c *Client) Shutdown(ctx context.Context) error {
 	defer c.Close()
 	for {
@@ -574,8 +596,8 @@ func (c *Client) Shutdown(ctx context.Context) error {
 // vain for one of them, with the error of the last dial; the old connection then serves on. A handoff that is under way comes first, and
 // what it brings may do. When ctx ends Renew returns at once, and what it has begun goes on. Sessions are left alone.
 func (c *Client) Renew(ctx context.Context) error {
-	t, wall, asked := now(), time.Now(), 0
-	results := make(chan error, len(c.bridges)+1+c.opts.MaxDedicated)
+	t, wall := now(), time.Now()
+	var results []chan error
 	var failed error
 	c.each(false, func(b *bridge) {
 		switch {
@@ -583,13 +605,14 @@ func (c *Client) Renew(ctx context.Context) error {
 		case b.ended != nil || b.draining:
 			failed = ErrClosed
 		case b.cur != nil || b.dialling: // else there is nothing to renew
-			asked++
-			b.renewLocked(announcement{wall: wall, asked: true}, results, t)
+			result := make(chan error, 1)
+			results = append(results, result)
+			b.renewLocked(announcement{wall: wall, asked: true}, result, t)
 		}
 	})
-	for range asked {
+	for _, result := range results {
 		select {
-		case err := <-results:
+		case err := <-result:
 			failed = cmp.Or(failed, err)
 		case <-ctx.Done():
 			return ctx.Err()
@@ -643,8 +666,7 @@ func (c *Client) report() {
 type bridge struct {
 	c        *Client
 	hub      *hub          // of the bridge for subscriptions
-	lazy     bool          // it is dedicated,
-	used     bool          // and in use; guarded by the client's lock
+	lazy     bool          // it is dedicated
 	session  *Session      // whose it is, if any
 	timer    *time.Timer   // runs tick
 	dialKick chan struct{} // of capacity one: the dialler's moment or reason has changed
@@ -712,6 +734,12 @@ func (b *bridge) enter(m *message) error {
 		c.write(p)
 	}
 	return nil
+}
+
+func (b *bridge) over() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.ended != nil
 }
 
 func (b *bridge) writeLocked(c *conn, m *message) {
@@ -939,6 +967,11 @@ func (b *bridge) pumpLocked() {
 func (b *bridge) endedLocked(c *conn, cut int) {
 	if b.hub != nil {
 		delete(b.hub.feeds, c)
+		for _, f := range b.hub.feeds {
+			if f.live && len(b.hub.feeds) == 1 {
+				f.seen = nil // nothing else brings any of it
+			}
+		}
 	}
 	b.conns = slices.DeleteFunc(b.conns, func(other *conn) bool { return other == c })
 	if b.stats.Failed += uint64(cut); cut > 0 {
@@ -1381,7 +1414,7 @@ func (b *bridge) watchLocked(t tick) {
 
 // armLocked makes the timer run at t at the latest; 0 is no moment.
 func (b *bridge) armLocked(t tick) {
-	if t != 0 && t != never && b.ended == nil && (b.timerAt == 0 || t < b.timerAt) {
+	if t != 0 && t != never && (b.ended == nil || b.session != nil) && (b.timerAt == 0 || t < b.timerAt) {
 		b.timerAt = t
 		b.timer.Reset(max(now().until(t), 0))
 	}
@@ -1483,7 +1516,7 @@ func (b *bridge) expireLocked(t tick) {
 
 // endLocked ends the bridge and its connections, and wakes everybody who waits to give up. It waits for nobody.
 func (b *bridge) endLocked(cause error) {
-	b.ended = cmp.Or(b.ended, cause)
+	b.ended = cause
 	if b.cancelDial != nil {
 		b.cancelDial()
 	}
@@ -1570,7 +1603,8 @@ func (c *Client) SSubscribe(ctx context.Context, channels ...string) (*Subscript
 	return c.hub.subscribe(ctx, "s", channels)
 }
 
-// Receive returns the next message, or the next gap as a *GapError, after which it can be called again. Any other error is ctx's, or final:
+// Receive returns the next message, or the next gap as a *GapError, after which it can be called again. What is queued comes before the end
+// of the client or of the subscription, unless that was by Subscription.Close. Any other error is ctx's, or final:
 // ErrClosed, or a *ServerError if the server confirmed the subscription once and refused it later, on another connection.
 func (s *Subscription) Receive(ctx context.Context) (Message, error) {
 	b := s.h.b
@@ -1592,10 +1626,12 @@ func (s *Subscription) Receive(ctx context.Context) (Message, error) {
 		switch {
 		case some && next.missed != 0:
 			return Message{}, &GapError{next.missed}
-		case some && next.kind == "p":
-			return Message{Channel: next.channel, Pattern: next.name, Payload: []byte(next.payload)}, nil
 		case some:
-			return Message{Channel: next.channel, Payload: []byte(next.payload)}, nil
+			m := Message{Channel: strings.Clone(next.channel), Payload: []byte(next.payload)} // not parts of what was read
+			if next.kind == "p" {
+				m.Pattern = strings.Clone(next.name)
+			}
+			return m, nil
 		case err != nil:
 			return Message{}, err
 		}
@@ -1629,6 +1665,9 @@ func (s *Subscription) Add(ctx context.Context, names ...string) error {
 		defer cancel()
 	}
 	err := context.Cause(ctx)
+	if err != nil {
+		return &callError{"subscribe", err}
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	added := s.h.addLocked(s, names)
@@ -1676,7 +1715,8 @@ func (s *Subscription) confirmedLocked(ctx context.Context, in *interest) (err e
 	}
 }
 
-// Remove ends the subscription to names: nothing that comes there is received any more, but what was queued before.
+// Remove ends the subscription to names, without waiting for the server: nothing that comes there is received any more, but what was queued
+// before. If ctx has ended it does nothing and returns its error; else that of a subscription that is over, or nil.
 func (s *Subscription) Remove(ctx context.Context, names ...string) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -1728,8 +1768,10 @@ type feed struct {
 	c      *conn
 	have   map[topic]bool // what the server was asked for and not told to end, and whether it has confirmed that
 	todo   map[topic]bool // what may differ from what is wanted
+	ended  map[topic]int  // how often the server has ended it by itself
 	live   bool           // what comes is passed on; else it is kept for the time when it takes over
 	tuning bool           // tune runs for it
+	asks   []*request     // that the server has not answered yet, in their order
 	seen   []published    // what came, as long as another connection may bring some of the same
 }
 
@@ -1737,6 +1779,14 @@ type feed struct {
 type published struct {
 	topic
 	channel, payload string
+}
+
+// request is a SUBSCRIBE of one topic, whose refusal is its own then, or an UNSUBSCRIBE of all of a kind, which the server carries out at once.
+type request struct {
+	verb    string // in lower case, as push frames have it
+	topics  []topic
+	left    int // pushes that answer it
+	refusal error
 }
 
 // maxSeen bounds what is kept while two connections overlap, which is usually for some milliseconds: seconds of a busy subscription.
@@ -1839,10 +1889,8 @@ func (h *hub) pushed(c *conn, push Reply) {
 		}
 		h.b.mu.Lock()
 		defer h.b.mu.Unlock()
-		if m := c.inFlight.head; m != nil && m.left > 0 && verb != "message" {
-			m.left-- // this answers one of the commands before the PING
-		}
 		t, f := topic{kind, text(1)}, h.feeds[c]
+		solicited := f != nil && f.answeredLocked(verb, t)
 		switch {
 		case f == nil: // another took its place
 		case verb == "message":
@@ -1859,12 +1907,50 @@ func (h *hub) pushed(c *conn, push Reply) {
 				}
 				in.confirmed = in.confirmed || f.live
 			}
-		case f.have[t]: // nobody asked for that
+		case f.have[t] && solicited: // it is wanted again if the handoff that it was told for comes to nothing
 			delete(f.have, t)
 			f.todo[t] = true
-			h.tuneLocked(f)
+		case f.have[t]: // a server that always does so is not to be asked in a tight loop
+			delete(f.have, t)
+			time.AfterFunc(backoff(f.ended[t]), func() {
+				h.b.mu.Lock()
+				defer h.b.mu.Unlock()
+				f.todo[t] = true
+				h.tuneLocked(f)
+			})
+			f.ended[t]++
 		}
 		return
+	}
+}
+
+// answeredLocked says whether a push frame answers what the connection was asked, and counts that it does.
+func (f *feed) answeredLocked(verb string, t topic) bool {
+	if m := f.c.inFlight.head; m == nil || m.left == 0 || len(f.asks) == 0 {
+		return false
+	}
+	r := f.asks[0]
+	if r.verb != verb || r.topics[0].kind != t.kind || verb == "subscribe" && r.topics[0] != t {
+		return false
+	}
+	if r.left--; r.left == 0 {
+		f.settledLocked()
+	}
+	return true
+}
+
+// settledLocked says that the first of what the connection was asked is answered. That stands before the PING of what is first in flight.
+func (f *feed) settledLocked() *request {
+	r := f.asks[0]
+	f.asks = f.asks[1:]
+	f.c.inFlight.head.left--
+	return r
+}
+
+// refusedLocked takes an error in place of the push frames that would answer what the connection was asked.
+func (b *bridge) refusedLocked(c *conn, err error) {
+	if f := b.hub.feeds[c]; f != nil && c.inFlight.head.left > 0 && len(f.asks) > 0 {
+		f.settledLocked().refusal = err
 	}
 }
 
@@ -1900,7 +1986,7 @@ func (h *hub) startLocked(c *conn) {
 	if cur := h.feeds[h.b.cur]; cur != nil && cur.live {
 		cur.seen = nil
 	}
-	f := &feed{c: c, have: map[topic]bool{}, todo: map[topic]bool{}}
+	f := &feed{c: c, have: map[topic]bool{}, todo: map[topic]bool{}, ended: map[topic]int{}}
 	for t := range h.topics {
 		f.todo[t] = true
 	}
@@ -1932,7 +2018,7 @@ func (h *hub) tune(f *feed) {
 		if f.live && len(asked)+len(left) == 0 {
 			break
 		}
-		if refusals, err := h.fenceLocked(f, asked, left); err != nil || !h.judgeLocked(f, asked, refusals) {
+		if all, err := h.fenceLocked(f, asked, left); err != nil || !h.judgeLocked(f, all[:len(asked)]) {
 			break
 		}
 		if !f.live {
@@ -1966,33 +2052,42 @@ func (h *hub) differenceLocked(f *feed) (asked, left []topic) {
 	return asked, left
 }
 
-// requests encodes commands: one for each topic, whose refusal is its own then; or one for all of a kind, which the server carries out at once.
-func requests(verb string, topics []topic, apart bool) (commands []byte) {
-	slices.SortFunc(topics, func(a, b topic) int { return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.name, b.name)) })
-	var args []any
-	for i, t := range topics {
-		if args == nil {
-			args = append(args, strings.ToUpper(t.kind+verb))
-		}
-		args = append(args, t.name)
-		if apart || i+1 == len(topics) || topics[i+1].kind != t.kind {
-			commands, _ = appendCommand(commands, args)
-			args = nil
+// requests are what subscribes to what is asked for, in order of name, and unsubscribes from what is left, and the commands for it.
+func requests(asked, left []topic) (all []*request, commands []byte) {
+	for _, topics := range [][]topic{asked, left} {
+		slices.SortFunc(topics, func(a, b topic) int { return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.name, b.name)) })
+	}
+	for i := range asked {
+		all = append(all, &request{verb: "subscribe", topics: asked[i : i+1], left: 1})
+	}
+	for from, i := 0, 1; from < len(left); i++ {
+		if i == len(left) || left[i].kind != left[from].kind {
+			all = append(all, &request{verb: "unsubscribe", topics: left[from:i], left: i - from})
+			from = i
 		}
 	}
-	return commands
+	for _, r := range all {
+		args := []any{strings.ToUpper(r.topics[0].kind + r.verb)}
+		for _, t := range r.topics {
+			args = append(args, t.name)
+		}
+		commands, _ = appendCommand(commands, args)
+	}
+	return all, commands
 }
 
 // fenceLocked subscribes f's connection to what it is asked for, unsubscribes it from what is left, and sends a PING. It waits, unlocked, until
-// the PING is answered: everything that the server had to say before is then delivered, and the refusals among it are returned. A connection
-// in service may take any time for that, as long as it is not silent; after an error it is broken.
-func (h *hub) fenceLocked(f *feed, asked, left []topic) (refusals []error, err error) {
+// the PING is answered: everything that the server had to say before is then delivered, and what it was asked is returned, with its
+// refusals. A connection in service may take any time for that, as long as it is not silent; after an error it is broken.
+func (h *hub) fenceLocked(f *feed, asked, left []topic) (all []*request, err error) {
 	b, t := h.b, now()
 	if !f.c.aliveLocked() {
 		return nil, ErrNoConnection
 	}
-	m := b.pingLocked(f.c, append(requests("subscribe", asked, true), requests("unsubscribe", left, false)...), t)
-	m.fence, m.left = true, len(asked)+len(left)
+	all, commands := requests(asked, left)
+	m := b.pingLocked(f.c, commands, t)
+	m.fence, m.left = true, len(all)
+	f.asks = append(f.asks, all...)
 	limit := maxSpan
 	if !f.live {
 		limit = b.c.relax.effective(b.c.opts.DialTimeout, t)
@@ -2001,36 +2096,33 @@ func (h *hub) fenceLocked(f *feed, asked, left []topic) (refusals []error, err e
 	defer cancel()
 	b.mu.Unlock()
 	own, err := b.await(ctx, m)
+	b.mu.Lock()
 	if own {
-		refusals = m.refusals
+		f.asks = f.asks[min(m.left, len(f.asks)):] // to which the server said nothing
 		m.recycle()
 	}
-	b.mu.Lock()
 	switch {
 	case err != nil:
 		f.c.hangUpLocked(fmt.Errorf("baton: connection to %s lost: PING: %w", f.c.addr, errors.Unwrap(err)))
 	case !f.c.aliveLocked(): // it ended behind the answer
 		err = ErrNoConnection
 	}
-	return refusals, err
+	return all, err
 }
 
-// judgeLocked sorts out what a connection has confirmed of what it was asked for. A new one that is not ready for all is of no use.
-func (h *hub) judgeLocked(f *feed, asked []topic, refusals []error) (usable bool) {
-	for _, t := range asked {
-		if confirmed, asked := f.have[t]; confirmed || !asked { // if not, the server has ended it again, and it is asked for again
+// judgeLocked passes on what a connection has refused. A new one that is not ready for all is of no use.
+func (h *hub) judgeLocked(f *feed, asked []*request) (usable bool) {
+	for _, r := range asked {
+		t := r.topics[0]
+		if confirmed, asked := f.have[t]; confirmed || !asked { // if not, the server has ended it again, and it will be asked for again
 			continue
 		}
-		err := errors.New("the server did not confirm it")
-		if len(refusals) > 0 {
-			err, refusals = refusals[0], refusals[1:]
-		}
-		if !f.live && notReady(err) {
-			f.c.hangUpLocked(err)
+		if !f.live && notReady(r.refusal) {
+			f.c.hangUpLocked(r.refusal)
 			return false
 		}
 		delete(f.have, t)
-		h.refuseLocked(t, err)
+		h.refuseLocked(t, cmp.Or(r.refusal, errors.New("the server did not confirm it")))
 	}
 	h.changedLocked()
 	return true

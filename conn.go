@@ -379,6 +379,7 @@ type connOwner interface {
 	topUpLocked(c *conn)                     // before a write: move what may go from the backlog to c
 	answeredLocked(c *conn, replies int)     // so many replies were taken from c; its queue may be empty now
 	readOnlyLocked(c *conn)                  // one of them says that the server takes no writes
+	refusedLocked(c *conn, err error)        // the server refuses a command that stands before a fence's PING
 	unsentLocked(c *conn, unsent []*message) // writing to c has ended; of these not a byte was sent, and they are the bridge's again
 	endedLocked(c *conn, cut int)            // reading has ended too; so many commands are cut off
 	pushed(c *conn, push Reply)              // c read a push frame; it runs on the reader, without the lock
@@ -654,12 +655,10 @@ func (c *conn) answer(run []frame) (err error) {
 			err = fmt.Errorf("baton: protocol error: %s sent a reply that no command asked for: %.60q", c.addr, c.dec.buf[run[i].start:run[i].end])
 			break
 		}
-		if refusal := run[i].kind == KindError; refusal && m.left > 0 { // of one of the commands before the PING
-			m.refusals = append(m.refusals, c.dec.reply(run[i]).Err())
-			i, refusals, m.left = i+1, refusals+1, m.left-1
-			continue
-		} else if refusal && m.fence && bytes.HasPrefix(c.dec.buf[run[i].start:], []byte("-MOVED ")) {
-			i, refusals = i+1, refusals+1 // a PING never is: the server had ended itself what it was told to end
+		// A PING is never told to go elsewhere: then the server had ended by itself what it is to end here, and the push was for that.
+		if refused := run[i].kind == KindError; refused && (m.left > 0 || m.fence && bytes.HasPrefix(c.dec.buf[run[i].start:], []byte("-MOVED "))) {
+			c.owner.refusedLocked(c, c.dec.reply(run[i]).Err())
+			i, refusals = i+1, refusals+1
 			continue
 		}
 		n := min(len(run)-i, m.want-m.got)
