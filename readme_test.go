@@ -43,8 +43,9 @@ func TestReadmeLineCounts(t *testing.T) {
 	if !strings.Contains(table, fmt.Sprintf("| together | | %d |", sum)) {
 		t.Errorf("the seven files have %d lines; the README says otherwise", sum)
 	}
-	if sum > 4700 {
-		t.Errorf("%d lines are more than an auditor reads in one sitting", sum)
+	// 3,500 is the most that an auditor should have to read. Until the files are that short again they may at least not grow.
+	if sum > 4661 {
+		t.Errorf("%d lines are too many for an auditor, and more than there were", sum)
 	}
 }
 
