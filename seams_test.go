@@ -1,8 +1,8 @@
 package baton
 
 // Where one caller's use of a connection meets another's: the end of a session and who comes next, calls of Subscribe side by side, a server
-// that refuses or ends what was not expected to be, connections that end at the moment at which they take over. Each test is of a fault
-// that was once there; then servers that misbehave in an order that a seed chooses.
+// that refuses or ends what was not expected to be, connections that end at the moment at which they take over. Each test shows a fault
+// that was once there.
 
 import (
 	"context"
