@@ -408,6 +408,7 @@ func (x cell) outcomes() []string {
 // TestMatrixOfTwoAnnouncements plays every cell under load: nothing fails, nothing is executed twice, every reply is its caller's, and
 // the dials and the end are those of the model.
 func TestMatrixOfTwoAnnouncements(t *testing.T) {
+	t.Parallel()
 	for _, first := range []cell{{named: true}, {named: true, lags: true}, {}} {
 		for _, m := range []moment{inJitter, inPoll, inDial, inHandshake, inHold, promoted, inWindow, withNone, afterWindow, afterMemory} {
 			for _, r := range []reader{onTheSame, beforeCurrent, whenCurrent, onAnother, onRetired} {
@@ -536,6 +537,7 @@ func (x cell) second(w *town) {
 // TestManyAnnouncementsInAnyOrder sends three to six announcements over one to four bridges, as a seed chooses, with losses and dials that
 // fail in between, and at last one that decides. A failure names its seed: go test -run ManyAnnouncements -baton.seed=N
 func TestManyAnnouncementsInAnyOrder(t *testing.T) {
+	t.Parallel()
 	if *randomSeed != 0 {
 		bubble(t, func(t *testing.T) { manyAnnouncements(t, *randomSeed) })
 		return

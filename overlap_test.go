@@ -135,15 +135,15 @@ func (sc *scene) heardAll(names ...string) {
 	}
 }
 
-// wasTold says that a subscription goes on, has heard everything in order, and that gaps, not many, stand where it has not.
+// wasTold says that a subscription goes on, has heard everything in order, and that gaps, no more than two for a topic, stand where it has not.
 func (sc *scene) wasTold(names ...string) {
 	sc.t.Helper()
 	for _, name := range names {
 		e := sc.ears[name]
 		for _, topic := range onScene[name] {
 			missed, _ := e.judge(topic, 0, sc.aired[airedAs(topic)])
-			if _, err := e.all(); len(missed) > 0 || e.gaps() > 2 || err != nil {
-				sc.t.Errorf("%s of %s: missed %v and was not told, %d gaps, ended with %v", name, topic, missed, e.gaps(), err)
+			if _, err := e.all(); len(missed) > 0 || e.gaps() > 2*len(onScene[name]) || err != nil {
+				sc.t.Errorf("%s of %s: missed %v and was not told; %d gaps, ended with %v", name, topic, missed, e.gaps(), err)
 			}
 		}
 	}
@@ -373,6 +373,30 @@ var handoffTrials = map[string]func() trial{
 		sc.newest().freeze()
 		return !sc.unsubscribedNow()
 	}, neverLeft)),
+	"the new connection ends, and there is no other": func() trial {
+		var on, silent bool
+		return trial{does: func(sc *scene) {
+			sc.set(func() { sc.sick[""] = true })
+			sc.newest().kill()
+			time.AfterFunc(10*time.Second, func() { // whatever was asked of the old connection, it serves on
+				sc.publish("a")
+				time.Sleep(time.Millisecond)
+				sc.mu.Lock()
+				last := "a " + strconv.Itoa(sc.aired["a"])
+				on = !sc.old.gone
+				sc.mu.Unlock()
+				heard, _ := sc.ears["two"].all()
+				silent = !slices.Contains(heard, last)
+			})
+			time.AfterFunc(time.Minute, func() { sc.set(func() { clear(sc.sick) }) })
+		}, judge: func(sc *scene) {
+			if on && silent {
+				sc.t.Error("10 s later the old connection lives, and nothing is heard")
+			}
+			sc.wasTold(everyone...)
+			sc.endsAt("")
+		}}
+	},
 	"both end": remember(func(sc *scene) bool {
 		sc.old.kill()
 		sc.newest().kill()
@@ -661,7 +685,7 @@ func TestMovedWhileASubscribeIsUnderWay(t *testing.T) {
 						select {
 						case <-stop:
 							return
-						case <-time.After(3 * time.Millisecond):
+						case <-time.After(7 * time.Millisecond):
 							sc.publish(sceneChannels...)
 						}
 					}
@@ -692,10 +716,10 @@ func TestMovedWhileItFirstSubscribes(t *testing.T) {
 	for at := range 6 {
 		sub(t, strconv.Itoa(at), func(t *testing.T) {
 			r, c := newRadio(t, nil)
-			n := 0
+			var n atomic.Int64
 			r.set(func() {
 				r.hook = func(s airStep) {
-					if n++; n == at+1 {
+					if n.Add(1) == int64(at+1) {
 						s.l.move(1, 10, addrB)
 					}
 					r.publish("a", "b")
@@ -718,6 +742,29 @@ func TestMovedWhileItFirstSubscribes(t *testing.T) {
 			sc.since("it", e, "b", from)
 			if l := r.hub(); l.addr != addrB {
 				t.Errorf("subscribed at %s", l.addr)
+			}
+		})
+	}
+}
+
+// A replacement that has become current before all was confirmed on it is told to move in its turn: its own replacement waits for that.
+func TestMovedOnWhileItTakesOver(t *testing.T) {
+	for _, up := range []time.Duration{time.Millisecond, 50 * time.Millisecond, 2 * time.Second} {
+		sub(t, up.String(), func(t *testing.T) {
+			sc := newScene(t, nil)
+			sc.set(func() {
+				sc.wire = func(addr string) (time.Duration, time.Duration) { return map[string]time.Duration{addrB: up}[addr], 0 }
+			})
+			sc.play(sc.moves, 0, func() { // the first thing that it was asked is on its way
+				sc.old.kill()
+				sc.newest().say(movingFrame(2, 1, addrC))
+			})
+			sc.wasTold(everyone...)
+			sc.endsAt(addrC)
+			for name, e := range sc.ears {
+				if n := e.gaps(); n != 1 {
+					t.Errorf("%s was told of %d gaps, want one", name, n)
+				}
 			}
 		})
 	}
@@ -883,14 +930,13 @@ func TestGapsAcrossAHandoffAreExact(t *testing.T) {
 				sc.mu.Unlock()
 				var taken sync.WaitGroup
 				taken.Go(func() { // in the middle of it, and then nothing for long
-					for range 5 {
-						if _, err := s.Receive(background); err != nil && !errors.Is(err, ErrGap) {
-							t.Error(err)
-						} else if err == nil {
+					ctx, cancel := contextFor(time.Minute)
+					defer cancel()
+					for range 5 { // or fewer, if what there is has become one gap
+						var gap *GapError
+						if _, err := s.Receive(ctx); err == nil {
 							last++
-						} else {
-							var gap *GapError
-							errors.As(err, &gap)
+						} else if errors.As(err, &gap) {
 							last += gap.Missed
 						}
 					}
@@ -945,51 +991,70 @@ func TestEqualPayloadsAllArrive(t *testing.T) {
 	for alphabet := 1; alphabet <= 3; alphabet++ {
 		for seed := range uint64(20) {
 			sub(t, fmt.Sprintf("of %d, seed %d", alphabet, seed), func(t *testing.T) {
-				r, c := newRadio(t, nil)
-				s, err := c.Subscribe(background, "a")
-				if err != nil {
-					t.Fatal(err)
-				}
-				e, old := listen(s), r.hub()
 				random := rand.New(rand.NewPCG(seed, 5))
-				var mu sync.Mutex
-				var published []string
-				twice := 0
-				say := func() {
-					mu.Lock()
-					defer mu.Unlock()
+				equalPayloads(t, time.Duration(seed%2)*time.Millisecond, func(int) (payloads []string) {
 					for range random.IntN(4) {
-						payload := string(rune('x' + random.IntN(alphabet)))
-						if len(r.tuned()) == 2 {
-							twice++
-						}
-						published = append(published, "a "+payload)
-						r.say("a", payload)
+						payloads = append(payloads, string(rune('x'+random.IntN(alphabet))))
 					}
-				}
-				r.set(func() {
-					r.hook = func(airStep) {
-						say()
-						time.Sleep(time.Duration(seed%2) * time.Millisecond)
-					}
+					return payloads
 				})
-				say()
-				old.move(1, 10, addrB)
-				time.Sleep(time.Minute)
-				say()
-				synctest.Wait()
-				heard, _ := e.all()
-				rest := published
-				for _, h := range heard {
-					if len(rest) > 0 && h == rest[0] {
-						rest = rest[1:]
-					}
-				}
-				if more := len(heard) - len(published); len(rest) > 0 || more < 0 || more > twice || e.gaps() > 0 {
-					t.Errorf("published %q, heard %q; %d came twice", published, heard, twice)
-				}
 			})
 		}
+	}
+	t.Run("two at any two steps", func(t *testing.T) {
+		for first := range 15 {
+			for second := first; second < 15; second += 1 + first%2 {
+				bubble(t, func(t *testing.T) {
+					equalPayloads(t, time.Millisecond, func(step int) (payloads []string) {
+						if step == first {
+							payloads = append(payloads, "x")
+						}
+						if step == second {
+							payloads = append(payloads, "x")
+						}
+						return payloads
+					})
+				})
+			}
+		}
+	})
+}
+
+// equalPayloads publishes at each step of a handoff what payloads says, and looks at what is heard of it. Step 0 is before it.
+func equalPayloads(t *testing.T, pause time.Duration, payloads func(step int) []string) {
+	r, c := newRadio(t, nil)
+	e := tune(t, c, "a")
+	old := r.hub()
+	var mu sync.Mutex
+	var published []string
+	step, twice := 0, 0
+	say := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, payload := range payloads(step) {
+			if len(r.tuned()) == 2 {
+				twice++
+			}
+			published = append(published, "a "+payload)
+			r.say("a", payload)
+		}
+		step++
+	}
+	r.set(func() { r.hook = func(airStep) { say(); time.Sleep(pause) } })
+	say()
+	old.move(1, 10, addrB)
+	time.Sleep(time.Minute)
+	say()
+	synctest.Wait()
+	heard, _ := e.all()
+	rest := published
+	for _, h := range heard {
+		if len(rest) > 0 && h == rest[0] {
+			rest = rest[1:]
+		}
+	}
+	if more := len(heard) - len(published); len(rest) > 0 || more < 0 || more > twice || e.gaps() > 0 {
+		t.Errorf("published %q, heard %q; %d came twice", published, heard, twice)
 	}
 }
 
@@ -1062,7 +1127,7 @@ func TestANewProxyThatLearnsLate(t *testing.T) {
 
 // --- random orders ---
 
-var overlapSeeds = flag.Int("baton.overlaps", 60, "how many seeds TestRandomOverlaps tries")
+var overlapSeeds = flag.Int("baton.overlaps", 40, "how many seeds TestRandomOverlaps tries")
 
 // TestRandomOverlaps plays what can happen to subscriptions in an order that a seed chooses, every other time with deaths. A failure
 // names its seed: go test -run RandomOverlaps -baton.seed=N
@@ -1421,7 +1486,7 @@ func TestTenThousandMessagesASecond(t *testing.T) {
 			if i == handoffs/5 {
 				used, running = heap(), goroutines()
 			}
-			if i%5 == 0 { // one in five is announced; the others are renewals, which may follow each other closely and lead back
+			if i%10 == 0 { // one in ten is announced; the others are renewals, which may follow each other closely and lead back
 				s.move(1)
 				publish(1010 * time.Millisecond)
 				continue

@@ -1227,6 +1227,7 @@ func TestUselessResolvers(t *testing.T) {
 // TestLaggingResolver: DNS follows as measured, 4.4 to 18.7 s after an announcement of 15 s, once 3 s after the close, which comes 15.7
 // to 19.1 s after it. Nothing fails if DNS has moved a look-up and a jitter before the close; else only what is in flight then does.
 func TestLaggingResolver(t *testing.T) {
+	t.Parallel()
 	const afterClose = -1
 	closings := []time.Duration{17 * time.Second, 15700 * time.Millisecond, 19100 * time.Millisecond}
 	for _, dns := range []float64{4.4, 6, 7.5, 9, 11, 13.2, 14.5, 15.5, 16.5, 18.7, afterClose} {

@@ -992,6 +992,37 @@ func TestAClientThatIsClosedEndsItsSubscriptions(t *testing.T) {
 	}
 }
 
+// Shutdown lets what is outstanding finish, and subscriptions go on until then; but nothing is added.
+func TestSubscriptionsLastUntilAShutdownIsOver(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c, s, hub, one := onAir(t, Options{Timeout: -1}, "a")
+		slow := async(c, "GET", "1")
+		shut := later(func() error { return c.Shutdown(background) })
+		synctest.Wait()
+		if _, err := c.Subscribe(background, "b"); !errors.Is(err, ErrClosed) {
+			t.Errorf("Subscribe: %v", err)
+		}
+		if err := one.Add(background, "b"); !errors.Is(err, ErrClosed) {
+			t.Errorf("Add: %v", err)
+		}
+		hub.says(framed("message", "a", "1"))
+		receives(t, one, "a 1")
+		if commands := hub.obeys(nil); len(wordsOf(commands, "SUBSCRIBE")) > 0 {
+			t.Errorf("the client sent %q", commands)
+		}
+		e := listen(one)
+		c.Close()
+		failedWith(t, "the command", slow, ErrClosed, true)
+		if err := shut(); err != nil {
+			t.Error(err)
+		}
+		e.ended(t, ErrClosed)
+		if d := s.dialled(); len(d) != 2 {
+			t.Errorf("dialled %v", d)
+		}
+	})
+}
+
 // --- who is subscribed to what ---
 
 func TestSubscriptionsShareAChannel(t *testing.T) {
@@ -1810,6 +1841,79 @@ func TestConcurrentReceivers(t *testing.T) {
 			if n := seen[strconv.Itoa(i+1)]; n != 1 {
 				t.Errorf("message %d was received %d times", i+1, n)
 			}
+		}
+	})
+}
+
+// As many as wait are woken as messages come, also if they come together.
+func TestEveryReceiverIsWoken(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r, c := newRadio(t, nil)
+		s, err := c.Subscribe(background, "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var woken [8]func() error
+		for i := range woken {
+			woken[i] = later(func() error {
+				ctx, cancel := contextFor(time.Minute)
+				defer cancel()
+				_, err := s.Receive(ctx)
+				return err
+			})
+		}
+		synctest.Wait()
+		for range woken {
+			r.say("a", "x")
+		}
+		for i := range woken {
+			if err := woken[i](); err != nil {
+				t.Errorf("receiver %d: %v", i, err)
+			}
+		}
+		for i := range woken {
+			woken[i] = later(func() error { _, err := s.Receive(background); return err })
+		}
+		synctest.Wait()
+		s.Close()
+		for i := range woken {
+			if err := woken[i](); !errors.Is(err, ErrClosed) {
+				t.Errorf("receiver %d of a subscription that is closed: %v", i, err)
+			}
+		}
+	})
+}
+
+func TestNothingIsKeptOfWhatWasReceived(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r, c := newRadio(t, nil)
+		s, err := c.Subscribe(background, "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var received atomic.Int64
+		go func() {
+			for range s.All(background) {
+				received.Add(1)
+			}
+		}()
+		heap := func() uint64 {
+			synctest.Wait()
+			runtime.GC()
+			runtime.GC()
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			return m.HeapAlloc
+		}
+		before, payload := heap(), strings.Repeat("x", 1<<10)
+		for range 100 {
+			for range 100 {
+				r.say("a", payload)
+			}
+			synctest.Wait()
+		}
+		if after := heap(); after > before+4<<20 || received.Load() != 10_000 {
+			t.Errorf("after %d messages of a KiB the heap has gone from %d KiB to %d", received.Load(), before>>10, after>>10)
 		}
 	})
 }

@@ -1167,6 +1167,7 @@ func TestHostileSuccessorsThatHangUp(t *testing.T) {
 
 // TestHostileSuccessorsThatAnnounce: they work, and answer everything with a MOVING to themselves, for ever.
 func TestHostileSuccessorsThatAnnounce(t *testing.T) {
+	t.Parallel()
 	for _, everywhere := range []bool{false, true} { // whether the configured address leads to the same kind
 		for _, window := range []string{"0", "1", "15", "3600", "4611686018427387904", "-7"} {
 			for _, number := range []string{"the same number", "rising numbers", "no number"} {
