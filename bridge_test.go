@@ -304,6 +304,7 @@ func (s *stage) statsAreClean() {
 // --- the contract, line by line ---
 
 func TestContract1NoCommandFails(t *testing.T) {
+	t.Parallel()
 	for _, conns := range []int{1, 4} {
 		for _, window := range []int{1, 5, 15} {
 			sub(t, fmt.Sprintf("under load, conns=%d window=%ds", conns, window), func(t *testing.T) {
@@ -1344,6 +1345,7 @@ func TestContract8FailFastIsForRealFailures(t *testing.T) {
 // TestContract9NotificationsDoNoHarm says everything that a hostile or confused server may, before, between and
 // behind replies: nothing may fail, and nobody may be dialled whom there is no reason to dial.
 func TestContract9NotificationsDoNoHarm(t *testing.T) {
+	t.Parallel()
 	harmless := map[string]string{
 		"unknown type":               ">2\r\n$3\r\nfoo\r\n*1\r\n%1\r\n+a\r\n_\r\n",
 		"invalidate":                 ">2\r\n$10\r\ninvalidate\r\n_\r\n",
@@ -1561,6 +1563,7 @@ func answersStep(t *testing.T, step, raw string) trap {
 // TestHandoffBadSuccessors has the successor misbehave for the first third of the window, in every way and at every
 // step, and then come good: traffic flows on the old connection throughout, and in the end it is handed off.
 func TestHandoffBadSuccessors(t *testing.T) {
+	t.Parallel()
 	type bad struct {
 		name string
 		trap func(t *testing.T) trap
@@ -2274,6 +2277,7 @@ func TestHandoffSuccessorWithoutNotifications(t *testing.T) {
 
 // TestHandoffRisingNumbers has announcement after announcement, each new, send the client to and fro, faster than it can go.
 func TestHandoffRisingNumbers(t *testing.T) {
+	t.Parallel()
 	for _, pause := range []time.Duration{0, time.Millisecond, 20 * time.Millisecond, 110 * time.Millisecond} {
 		for _, window := range []int{0, 1} {
 			sub(t, fmt.Sprintf("every %v, window=%ds", pause, window), func(t *testing.T) {

@@ -1593,6 +1593,7 @@ func TestDeafDedicatedConnectionsMoveToo(t *testing.T) {
 
 // Numbered elements through many handoffs: all arrive, once, in order.
 func TestPopsThroughManyHandoffs(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T) {
 		s := newStage(t, nil)
 		var wg sync.WaitGroup

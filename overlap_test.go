@@ -634,6 +634,7 @@ func (sc *scene) over() {
 
 // TestHandoffOfSubscriptionsStepByStep has each trial happen at each step of a handoff.
 func TestHandoffOfSubscriptionsStepByStep(t *testing.T) {
+	t.Parallel()
 	var steps int
 	bubble(t, func(t *testing.T) {
 		sc := newScene(t, nil)
@@ -674,6 +675,7 @@ func TestHandoffOfSubscriptionsStepByStep(t *testing.T) {
 
 // What is under way to the old connection when the new one is ready may be confirmed on the new one first.
 func TestMovedWhileASubscribeIsUnderWay(t *testing.T) {
+	t.Parallel()
 	for _, up := range []time.Duration{0, 5 * time.Millisecond, 50 * time.Millisecond, 500 * time.Millisecond} {
 		for _, before := range []time.Duration{0, time.Millisecond, 100 * time.Millisecond} {
 			sub(t, fmt.Sprintf("up=%v, called %v before", up, before), func(t *testing.T) {
@@ -834,6 +836,7 @@ func TestRefusedOnTheReplacement(t *testing.T) {
 // --- where it can go ---
 
 func TestHandoffOfSubscriptionsWithABadSuccessor(t *testing.T) {
+	t.Parallel()
 	sub(t, "it refuses, and the configured address does not", func(t *testing.T) {
 		sc := newScene(t, nil)
 		sc.set(func() { sc.sick[addrB] = true })
@@ -1061,6 +1064,7 @@ func equalPayloads(t *testing.T, pause time.Duration, payloads func(step int) []
 // TestLaggingProxies has messages and answers take their time, in order, on the old connection, the new one or both: all is as if they
 // did not.
 func TestLaggingProxies(t *testing.T) {
+	t.Parallel()
 	waits := []time.Duration{0, 3 * time.Millisecond, 200 * time.Millisecond}
 	for _, old := range waits {
 		for _, up := range waits {
@@ -1132,6 +1136,7 @@ var overlapSeeds = flag.Int("baton.overlaps", 40, "how many seeds TestRandomOver
 // TestRandomOverlaps plays what can happen to subscriptions in an order that a seed chooses, every other time with deaths. A failure
 // names its seed: go test -run RandomOverlaps -baton.seed=N
 func TestRandomOverlaps(t *testing.T) {
+	t.Parallel()
 	if *randomSeed != 0 {
 		bubble(t, func(t *testing.T) { randomOverlap(t, *randomSeed) })
 		return

@@ -129,6 +129,7 @@ func (r *rotation) options(conns int) Options {
 
 // TestRenewThroughAHundredRotations: credentials, certificates and address change each time, and the old ones are refused.
 func TestRenewThroughAHundredRotations(t *testing.T) {
+	t.Parallel()
 	for conns, rounds := range map[int]int{1: 100, 4: 15} {
 		sub(t, fmt.Sprintf("conns=%d", conns), func(t *testing.T) {
 			r := newRotation(t)
@@ -1223,6 +1224,7 @@ func TestCaseD14ReadOnly(t *testing.T) {
 
 // TestReadOnlyForEver: every server takes no writes, for ever. That is no dial loop.
 func TestReadOnlyForEver(t *testing.T) {
+	t.Parallel()
 	for _, announced := range []string{"once", "for ever", "for ever, and it never ends"} {
 		for _, conns := range []int{1, 3} {
 			sub(t, fmt.Sprintf("a failover announced %s, conns=%d", announced, conns), func(t *testing.T) {

@@ -1691,6 +1691,7 @@ func TestShutdownBeginsNoPoll(t *testing.T) {
 
 // TestCaseA42AThousandAnnouncements that name nobody are one timer and one poll, not a sleeping goroutine for each.
 func TestCaseA42AThousandAnnouncements(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name string
 		seq  func(i int) int

@@ -631,6 +631,7 @@ func (b *txBook) of(name string) batontest.Option {
 
 // Transfers between two counters under full load through a hundred handoffs: whoever looks, the sum is what it was.
 func TestTransfersThroughAHundredHandoffs(t *testing.T) {
+	t.Parallel()
 	handoffs := 100
 	if testing.Short() {
 		handoffs = 10
@@ -1033,6 +1034,7 @@ func TestWatch(t *testing.T) {
 // Blocked pops, transactions, and counters that are watched, while servers move, cut, refuse, and connections are renewed, in an order
 // that a seed chooses. Nobody's success or failure is a lie: what succeeded happened once, what was never sent did not happen.
 func TestRandomUseOfConnectionsOfOnesOwn(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(8) {
 		sub(t, fmt.Sprint("seed ", seed), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 1))

@@ -926,6 +926,7 @@ func (f *flow) undisturbed(t *testing.T, servers ...*batontest.Server) {
 // TestHostileSuccessorsThatAreNeverReady has a successor that takes no client, in every way and for ever; the old server closes
 // nothing and serves on. Traffic flows there throughout, and for 1,000 s the client does not dial more than it may.
 func TestHostileSuccessorsThatAreNeverReady(t *testing.T) {
+	t.Parallel()
 	type successor struct {
 		name  string
 		meets func(t *testing.T) trap
