@@ -421,14 +421,39 @@ type conn struct {
 	quietFrom                tick  // silence counts from here: a long write got on
 	swept, sweptTo           int64 // taken and wrote at the last sweep
 
+	role    reading
+	alone   int             // messages in a row that their callers wrote with nothing else in flight, each soon after the one before
+	recall  chan struct{}   // of capacity one: the reader has the role again
+	unused  *time.Timer     // runs out when nobody has had the role for some time; made by the reader
+	watched <-chan struct{} // of the context whose callers may have the role, beside those whose context cannot end
+	readErr error           // how reading ended for a caller; the reader sees to the rest
+
 	lastRead atomic.Int64 // the tick of the last byte; written by the reader
 	wrote    atomic.Int64 // bytes that the socket took; moved by the writer, and still while nobody writes
 
-	// Owned by the reader.
+	// Owned by whoever has the role of reading.
 	dec        *decoder
 	frames     []frame
 	deliveries []delivery
+	aside      bool // the last reply left nothing in flight, as those before it
 }
+
+// reading says who reads from the connection. To have the reader woken by each reply costs more than all the rest of a command when there
+// is one at a time: it drags in a second thread. So where they follow each other closely the reader stands aside, and callers read for
+// themselves. They never dial, close or settle. Whoever has the role owns the decoder, and the next one goes on where that has stopped.
+//
+//	byReader  the goroutine reads                                  → byNobody: it stands aside, as nothing is in flight
+//	byNobody  nothing is in flight, or not yet taken to be written → byCaller: one writes its message; byReader: anything else is written,
+//	                                                                 the connection is broken, or nobodyReads has passed
+//	byCaller  one reads until its own message is complete          → byNobody; byReader: more is in flight, reading has failed, or the
+//	                                                                 caller was tapped, to look at its context and signals as others do
+type reading uint8
+
+const (
+	byReader reading = iota
+	byNobody
+	byCaller
+)
 
 // delivery is what one read brought to one message: the last of the replies that it has got.
 type delivery struct {
@@ -473,18 +498,40 @@ func (c *conn) wakeLocked() {
 const (
 	yieldFrom    = 12      // commands in flight make a yield before a write pay: 8 lose a tenth, 16 gain a fifth, 512 are three times as fast
 	callerWrites = 4 << 10 // the most that a caller writes by itself: it fits any socket's buffer, empty as that is with nothing in flight
+
+	asideFrom = 8                // messages alone in a row: if others come with every ninth, one wake-up in nine is for nothing
+	closely   = time.Millisecond // from a reply to the next message: who takes longer is better served by a reader that notices the end of the connection
+	// nobodyReads is how long a push or an end may wait behind the last reply. A timer that ends within a tick of the kernel (4 ms, mostly)
+	// is set anew by each wait for the socket, which leaves the kernel of a virtual machine: 1 ms costs a third of the throughput, 20 ms a twentieth.
+	nobodyReads = 20 * time.Millisecond
 )
 
+var past = time.Unix(1, 0) // a deadline
+
 // departLocked sends out what was just enqueued, or says that the caller is to do so, with write: when nothing else is in flight a
-// wake-up would be most of the latency. (Only a server that answers without reading could make it wait, past its context.)
-func (c *conn) departLocked() (outBuffer, bool) {
-	if c.kernel && !c.writing && !c.awake && c.inFlight.head == c.inFlight.tail && c.given-c.taken <= callerWrites {
-		return c.takeLocked(), true
+// wake-up would be most of the latency. (Only a server that answers without reading could make it wait, past its context.) Then it may be
+// the caller's to read, too, with readFor; its context's done can end that.
+func (c *conn) departLocked(m *message, done <-chan struct{}) (p outBuffer, writes, reads bool) {
+	if !c.kernel || c.writing || c.awake || c.busy >= yieldFrom || c.inFlight.head != c.inFlight.tail || c.given-c.taken > callerWrites {
+		if !c.writing { // who is writing looks again
+			c.wakeLocked()
+		}
+		return outBuffer{}, false, false
 	}
-	if !c.writing { // who is writing looks again
-		c.wakeLocked()
+	known := done == nil || done == c.watched
+	if c.alone++; tick(c.lastRead.Load()).until(m.start) > closely {
+		c.alone = 0
 	}
-	return outBuffer{}, false
+	switch {
+	case !known:
+		c.watched = done
+		fallthrough
+	case c.alone == 0:
+		c.recallLocked()
+	case c.role == byNobody:
+		c.role, reads = byCaller, true
+	}
+	return c.takeLocked(), true, reads
 }
 
 func (c *conn) takeLocked() outBuffer {
@@ -541,6 +588,8 @@ func (c *conn) flush() {
 		c.owner.topUpLocked(c)
 		if c.broken == nil && !c.writing && c.given > c.taken { // a caller who is writing looks again
 			p := c.takeLocked()
+			c.alone = 0
+			c.recallLocked()
 			loaded = c.busy >= yieldFrom
 			c.mu.Unlock()
 			c.write(p)
@@ -560,6 +609,7 @@ func (c *conn) breakLocked(cause error) {
 	if c.broken == nil {
 		c.broken = cause
 		c.wakeLocked()
+		c.recallLocked()
 	}
 }
 
@@ -608,13 +658,8 @@ func (c *conn) settleAndUnlock() {
 func (c *conn) read() {
 	var err error
 	for err == nil {
-		n, lost := c.dec.readFrom(c.nc)
-		if n > 0 {
-			c.lastRead.Store(int64(now()))
-			err = c.deliver()
-		}
-		if err == nil && lost != nil {
-			err = fmt.Errorf("baton: connection to %s lost: %w", c.addr, lost)
+		if err = c.readOnce(); err == nil && c.aside {
+			err = c.standAside()
 		}
 	}
 	c.mu.Lock()
@@ -624,7 +669,83 @@ func (c *conn) read() {
 	c.raw.Close() // a write under way ends, and settles; user code, so nobody may wait for it
 }
 
-// deliver hands out everything that one read brought, replies and pushes in their order. It runs on the reader.
+// readOnce reads once and hands out what that brought.
+func (c *conn) readOnce() (err error) {
+	n, lost := c.dec.readFrom(c.nc)
+	if n > 0 {
+		c.lastRead.Store(int64(now()))
+		err = c.deliver()
+	}
+	if err == nil && lost != nil {
+		err = fmt.Errorf("baton: connection to %s lost: %w", c.addr, lost)
+	}
+	return err
+}
+
+// standAside is the reader leaving reading to callers. It returns when the role is the reader's again, and is not woken while calls
+// follow each other.
+func (c *conn) standAside() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.unused = time.NewTimer(nobodyReads); c.inFlight.empty() && c.aliveLocked() {
+		c.role = byNobody
+	}
+	defer c.unused.Stop()
+	for c.role != byReader {
+		watched := c.watched
+		c.mu.Unlock()
+		select {
+		case <-c.recall:
+			c.mu.Lock()
+		case <-c.unused.C:
+			c.mu.Lock()
+			c.recallLocked()
+		case <-watched:
+			c.mu.Lock()
+			c.tapLocked()
+			c.watched = nil
+		}
+	}
+	c.alone = 0
+	c.nc.SetReadDeadline(time.Time{})
+	return c.readErr
+}
+
+// recallLocked gives the role, if it is nobody's, to the reader, who stands aside.
+func (c *conn) recallLocked() {
+	if c.role == byNobody {
+		c.role = byReader
+		poke(c.recall)
+	}
+}
+
+// tapLocked has a caller who reads leave the role. If it is about to leave by itself, the next one does.
+func (c *conn) tapLocked() {
+	if c.role == byCaller {
+		c.nc.SetReadDeadline(past) // no system call on what is a socket
+	}
+}
+
+// readFor is a caller in the role. It reads until its message is complete, unless it is tapped.
+func (c *conn) readFor(m *message) {
+	var err error
+	for err == nil && len(m.signals) == 0 {
+		err = c.readOnce()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.role = byNobody
+	if err == nil && c.inFlight.empty() && c.aliveLocked() {
+		c.unused.Reset(nobodyReads)
+		return
+	}
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		c.readErr = err
+	}
+	c.recallLocked()
+}
+
+// deliver hands out everything that one read brought, replies and pushes in their order.
 func (c *conn) deliver() error {
 	for {
 		f, ok, bad := c.dec.next()
@@ -672,6 +793,7 @@ func (c *conn) answer(run []frame) (err error) {
 		}
 	}
 	c.owner.answeredLocked(c, i-refusals)
+	c.aside = c.alone >= asideFrom && c.inFlight.empty()
 	for _, f := range run[:i] {
 		if f.kind == KindError && bytes.HasPrefix(c.dec.buf[f.start:f.end], []byte("-READONLY ")) {
 			c.owner.readOnlyLocked(c)
@@ -781,7 +903,7 @@ func (o Options) dialOnce(ctx context.Context, network, addr string) (c *conn, e
 			return nil, fmt.Errorf("credentials: %w", err)
 		}
 	}
-	c = &conn{addr: addr, kick: make(chan struct{}, 1), dec: newDecoder(limits{o.MaxReply, o.MaxDepth, o.MaxElements})}
+	c = &conn{addr: addr, kick: make(chan struct{}, 1), recall: make(chan struct{}, 1), dec: newDecoder(limits{o.MaxReply, o.MaxDepth, o.MaxElements})}
 	if o.Dialer != nil {
 		c.raw, c.remote, err = o.userDial(ctx, network, addr)
 	} else if c.raw, err = o.connect(ctx, network, addr); err == nil {
