@@ -46,22 +46,28 @@ const (
 // message is one command, batch or internal command: bytes to write and replies to come. Only its owner completes or recycles it (see
 // place). One that is given up in flight is abandoned, and recycled by whoever pops it, so that its reply still has a place in line.
 type message struct {
-	// Set by the caller before it gives the message away, and not changed until it is recycled. The bytes are the message's own:
-	// neither arguments nor a Batch are read after their call has returned.
-	buf       []byte
-	want      int // replies that answer it
-	start     tick
-	span      time.Duration // that it may take by itself, since it blocks: then it has its connection to itself, or to its session; 0: it does not
-	fence     bool          // a PING, behind commands that are answered by push frames or errors: Timeout is not for it
-	appending bool          // the reply's text is appended to dst instead of becoming reply
-
-	// Guarded by the bridge's lock.
+	// Guarded by the bridge's lock. What the reader needs to find out whose replies came stands in the first two lines of the processor's cache:
+	// another processor wrote it, and with many callers the transfer of such lines is much of what a command costs.
 	next, prev *message
 	place      place
-	abandoned  bool  // nobody waits for it
-	begin, end int64 // where it stands in its connection's count of bytes, while in flight
-	got        int   // replies assigned to it so far
+	abandoned  bool // nobody waits for it
+
+	// Set by the caller before it gives the message away, and not changed until it is recycled. The bytes are the message's own:
+	// neither arguments nor a Batch are read after their call has returned.
+	fence     bool // a PING, behind commands that are answered by push frames or errors: Timeout is not for it
+	appending bool // the reply's text is appended to dst instead of becoming reply
+	want      int  // replies that answer it
+
+	got        int   // replies assigned to it so far; with the next two guarded by the lock, again
 	left       int   // of a fence: commands before it that are not answered yet
+	begin, end int64 // where it stands in its connection's count of bytes, while in flight
+
+	buf   []byte
+	start tick
+	span  time.Duration // that it may take by itself, since it blocks: then it has its connection to itself, or to its session; 0: it does not
+
+	signals chan signal // of capacity two, so that neither done nor the one look that can stand before it ever blocks
+	pool    *sync.Pool  // where it goes when it is recycled
 
 	// Written by the reader while it delivers, by whoever pops the message before the signal, and read by the caller after it.
 	// An abandoned message's caller never looks again, so dst is not written then.
@@ -69,9 +75,6 @@ type message struct {
 	replies []Reply // of a batch: want long
 	dst     []byte
 	err     error
-
-	signals chan signal // of capacity two, so that neither done nor the one look that can stand before it ever blocks
-	pool    *sync.Pool  // where it goes when it is recycled
 }
 
 // newMessage takes a message for want replies from its client's own pool: a channel of one bubble of virtual time is no use in another.
