@@ -442,6 +442,7 @@ type conn struct {
 // reading says who reads from the connection. To have the reader woken by each reply costs more than all the rest of a command when there
 // is one at a time: it drags in a second thread. So where they follow each other closely the reader stands aside, and callers read for
 // themselves. They never dial, close or settle. Whoever has the role owns the decoder, and the next one goes on where that has stopped.
+// (While nobody reads, nobody sees that the server says what it was not asked: the next caller would take it for its reply.)
 //
 //	byReader  the goroutine reads                                  → byNobody: it stands aside, as nothing is in flight
 //	byNobody  nothing is in flight, or not yet taken to be written → byCaller: one writes its message; byReader: anything else is written,
@@ -612,6 +613,7 @@ func (c *conn) breakLocked(cause error) {
 		c.broken = cause
 		c.wakeLocked()
 		c.recallLocked()
+		c.tapLocked()
 	}
 }
 
@@ -687,12 +689,16 @@ func (c *conn) readOnce() (err error) {
 // standAside is the reader leaving reading to callers. It returns when the role is the reader's again, and is not woken while calls
 // follow each other.
 func (c *conn) standAside() error {
+	deadlines := c.nc.SetReadDeadline(time.Time{}) // not every user's connection has them
+	if c.unused == nil {
+		c.unused = time.NewTimer(nobodyReads)
+	}
+	c.unused.Reset(nobodyReads)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.unused = time.NewTimer(nobodyReads); c.inFlight.empty() && c.aliveLocked() {
+	if deadlines == nil && c.inFlight.empty() && c.aliveLocked() {
 		c.role = byNobody
 	}
-	defer c.unused.Stop()
 	for c.role != byReader {
 		watched := c.watched
 		c.mu.Unlock()
@@ -708,8 +714,9 @@ func (c *conn) standAside() error {
 			c.watched = nil
 		}
 	}
-	c.alone = 0
+	c.unused.Stop()
 	c.nc.SetReadDeadline(time.Time{})
+	c.alone, c.aside = 0, false
 	return c.readErr
 }
 
