@@ -539,7 +539,11 @@ func (c *conn) departLocked(m *message, done <-chan struct{}) (p outBuffer, writ
 
 func (c *conn) takeLocked() outBuffer {
 	c.writing, c.taken = true, c.given
-	c.busy = max(c.inFlight.commands, c.busy-c.busy/8)
+	n := c.inFlight.commands
+	if c.inFlight.head == c.inFlight.tail { // however many it is of, nobody else is there
+		n = 1
+	}
+	c.busy = max(n, c.busy-(c.busy+7)/8)
 	p := c.out
 	c.out, c.spare = outBuffer{tail: c.spare}, nil
 	return p

@@ -251,7 +251,7 @@ func loneBatchIn(ctx context.Context, c *Client, b *Batch) <-chan Reply {
 		if err != nil {
 			return failure(err)
 		}
-		return Reply{kind: KindArray, elems: replies}
+		return ofElems(KindArray, replies)
 	})
 }
 
@@ -331,7 +331,9 @@ func TestBlockingCommandsHaveAConnectionOfTheirOwn(t *testing.T) {
 			appended := make(chan Reply, 1)
 			go func() {
 				text, err := c.DoAppend(background, []byte("as "), upper...)
-				appended <- Reply{kind: KindString, str: string(text), err: err}
+				if appended <- ofText(KindString, string(text)); err != nil {
+					t.Error(err)
+				}
 			}()
 			synctest.Wait()
 			if n := len(s.all()[0].heard()); n != 3 {
@@ -380,7 +382,7 @@ func TestWhatDoesNotBlockStaysOnTheSharedConnection(t *testing.T) {
 		for _, text := range commands {
 			answered(t, async(c, words(text)...), "here")
 		}
-		if r := reply(t, loneBatchIn(background, c, loneBatch(commands...))); r.Err() != nil || len(r.elems) != len(commands) {
+		if r := reply(t, loneBatchIn(background, c, loneBatch(commands...))); r.Err() != nil || len(elemsOf(r)) != len(commands) {
 			t.Errorf("in a batch: %v, %v", spell(r), r.Err())
 		}
 		if n := len(s.dialled()); n != 1 {
@@ -565,7 +567,7 @@ func TestOwnTimesThatAreNone(t *testing.T) {
 				blocked := loneBatchIn(background, c, b)
 				time.Sleep(500 * time.Millisecond)
 				s.all()[1].unblock("-ERR timeout is not a float or out of range\r\n")
-				if r := reply(t, blocked); r.Err() != nil || len(r.elems) != 1 || r.elems[0].Kind() != KindError {
+				if r := reply(t, blocked); r.Err() != nil || len(elemsOf(r)) != 1 || elemsOf(r)[0].Kind() != KindError {
 					t.Errorf("in a batch: %v, %v", spell(r), r.Err())
 				}
 				if args[0] == "WAIT" {
@@ -588,7 +590,7 @@ func TestOwnTimesThatAreNone(t *testing.T) {
 		for _, text := range append(slices.Clone(loneCommands), "WAIT", "WAITAOF", "WAIT 1", "BLPOP", "BLMPOP", "BZMPOP", "XREAD BLOCK", "XREADGROUP GROUP", "XREADGROUP GROUP g me BLOCK", "BRPOPLPUSH a") {
 			var refusal *ServerError
 			r := reply(t, loneBatchIn(background, c, loneBatch(text)))
-			if r.Err() != nil || len(r.elems) != 1 || !errors.As(r.elems[0].Err(), &refusal) {
+			if r.Err() != nil || len(elemsOf(r)) != 1 || !errors.As(elemsOf(r)[0].Err(), &refusal) {
 				t.Errorf("%s: %v, %v", text, spell(r), r.Err())
 			}
 		}
@@ -1687,7 +1689,7 @@ func TestRenewReplacesDedicatedConnections(t *testing.T) {
 		failedWith(t, "what was blocked", blocked, nil, true)
 		time.Sleep(time.Minute)
 		dials := len(s.dialled())
-		done := loneAsync(func() Reply { return Reply{err: c.Renew(background)} })
+		done := loneAsync(func() Reply { return failure(c.Renew(background)) })
 		time.Sleep(time.Second)
 		if len(done) == 0 {
 			t.Fatal("Renew waits")
@@ -1704,7 +1706,7 @@ func TestRenewReplacesDedicatedConnections(t *testing.T) {
 		c := s.client(Options{})
 		release := s.stalls()
 		blocked := async(c, "BLPOP", "k", 0)
-		done := loneAsync(func() Reply { return Reply{err: c.Renew(background)} })
+		done := loneAsync(func() Reply { return failure(c.Renew(background)) })
 		release()
 		if err := reply(t, done).Err(); err != nil {
 			t.Errorf("Renew: %v", err)
@@ -1723,7 +1725,7 @@ func TestRenewReplacesDedicatedConnections(t *testing.T) {
 		s.who("BLPOP k 0").unblock("_\r\n")
 		reply(t, blocked)
 		release := s.stalls()
-		done := loneAsync(func() Reply { return Reply{err: c.Renew(background)} })
+		done := loneAsync(func() Reply { return failure(c.Renew(background)) })
 		opening := later(func() *Session { return loneSession(t, c) })
 		synctest.Wait()
 		release()
@@ -1740,7 +1742,7 @@ func TestRenewReplacesDedicatedConnections(t *testing.T) {
 		s.refuseAll()
 		ctx, cancel := context.WithCancel(background)
 		other := asyncIn(ctx, c, "BLPOP", "other", 0)
-		done := loneAsync(func() Reply { return Reply{err: c.Renew(background)} })
+		done := loneAsync(func() Reply { return failure(c.Renew(background)) })
 		time.Sleep(time.Second)
 		cancel()
 		failedWith(t, "the one that is left", other, context.Canceled, true)

@@ -171,22 +171,22 @@ func words(command string) (args []any) {
 
 // spell writes a reply down with its kinds, so that it can be compared.
 func spell(r Reply) string {
-	elems := make([]string, len(r.elems))
-	for i := range r.elems {
-		elems[i] = spell(r.elems[i])
+	elems := make([]string, len(elemsOf(r)))
+	for i, elem := range elemsOf(r) {
+		elems[i] = spell(elem)
 	}
 	inner := strings.Join(elems, " ")
 	switch r.Kind() {
 	case KindNull:
 		return "null"
 	case KindString:
-		return strconv.Quote(r.str)
+		return strconv.Quote(textOf(r))
 	case KindStatus:
-		return "+" + r.str
+		return "+" + textOf(r)
 	case KindBigInt:
-		return "(" + r.str
+		return "(" + textOf(r)
 	case KindVerbatim:
-		return "=" + strconv.Quote(r.str)
+		return "=" + strconv.Quote(textOf(r))
 	case KindInt:
 		return strconv.FormatInt(r.n, 10)
 	case KindFloat:
@@ -552,7 +552,7 @@ func TestRedisBatches(t *testing.T) {
 		t.Fatalf("a batch of 5 MB: %d replies, %v", len(replies), err)
 	}
 	for i := 0; i < 100; i += 2 {
-		if n, _ := replies[i+1].Int64(); replies[i].str != big || n != int64(i/2+1) {
+		if n, _ := replies[i+1].Int64(); textOf(replies[i]) != big || n != int64(i/2+1) {
 			t.Fatalf("reply %d of the batch of 5 MB is wrong", i)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"io"
 	"math"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"unsafe"
@@ -19,30 +20,30 @@ import (
 // Kind says what a Reply is.
 type Kind uint8
 
-// The kinds, in the order of typeBytes and kindNames.
+// The kinds, in the order of kindNames.
 const (
 	KindNull Kind = iota // also protocol 2's null string and null array
 	KindString
 	KindStatus
+	KindBigInt
+	KindVerbatim
 	KindInt
 	KindFloat
 	KindBool
-	KindBigInt
-	KindVerbatim
+	KindError
 	KindArray
 	KindMap
 	KindSet
-	KindError
 	KindPush
 )
 
-const typeBytes = "_$+:,#(=*%~->" + "!" /* KindError, too */ + "|" /* an attribute */
-var kindNames = strings.Fields("null string status integer float boolean big-integer verbatim array map set error push")
+var kindOf = [256]Kind{ // by the first byte; what begins no value is null, too
+	'$': KindString, '+': KindStatus, '(': KindBigInt, '=': KindVerbatim, ':': KindInt, ',': KindFloat, '#': KindBool, '-': KindError,
+	'!': KindError, '*': KindArray, '%': KindMap, '~': KindSet, '>': KindPush, '|': KindMap /* an attribute */}
+var kindNames = strings.Fields("null string status big-integer verbatim integer float boolean error array map set push")
 
 func (k Kind) String() string { return kindNames[k] }
-func (k Kind) isText() bool {
-	return k == KindString || k == KindStatus || k == KindVerbatim || k == KindBigInt
-}
+func (k Kind) isText() bool   { return KindString <= k && k <= KindVerbatim }
 
 // ErrNull is what an accessor returns for a null reply: a missing key, a BLPOP whose time is up.
 var ErrNull = errors.New("baton: reply is null")
@@ -64,18 +65,21 @@ func (e *TypeError) Error() string { return "baton: reply is " + kindNames[e.Got
 // It stays valid for as long as it is kept. The strings and elements of one reply, or of one batch, are parts of a few
 // blocks of memory, and each keeps its block: use strings.Clone for a small part of a big reply that is to live long.
 type Reply struct {
-	kind  Kind
-	n     int64   // KindInt; KindBool: 0 or 1; KindFloat: its bits
-	str   string  // KindString, KindStatus, KindBigInt, KindVerbatim
-	elems []Reply // KindArray, KindSet, KindPush; KindMap: key, value, key, value
-	err   error   // KindError: a *ServerError, or what kept the answer from coming
+	kind Kind
+	n    int64          // KindInt; KindBool: 0 or 1; KindFloat: its bits; else how much there is at
+	at   unsafe.Pointer // bytes, elements or an error. With a field for each, an array of 1,000 would take twice the time and 48 KiB more
 }
 
 // failure is the reply that stands for an answer that did not come. Its Err is err itself.
-func failure(err error) Reply { return Reply{kind: KindError, err: err} }
+func failure(err error) Reply { return Reply{kind: KindError, at: unsafe.Pointer(&err)} }
 
 // Err is what took the place of an answer: a *ServerError, a failure of ours, or nil. Null is no error.
-func (r Reply) Err() error { return r.err }
+func (r Reply) Err() error {
+	if r.kind != KindError {
+		return nil
+	}
+	return *(*error)(r.at)
+}
 
 // Kind says what the reply is. It is KindError exactly if Err is not nil.
 func (r Reply) Kind() Kind { return r.kind }
@@ -91,13 +95,18 @@ func accessed[T any](r *Reply, v T, fits bool, want string) (none T, err error) 
 	case r.kind == KindNull:
 		return none, ErrNull
 	case r.kind == KindError:
-		return none, r.err
+		return none, r.Err()
 	}
 	return none, &TypeError{Want: want, Got: r.kind}
 }
 
 // Text returns a string, a status, a verbatim string without its "txt:", or the digits of a big integer.
-func (r Reply) Text() (string, error) { return accessed(&r, r.str, r.kind.isText(), "text") }
+func (r Reply) Text() (string, error) {
+	if r.kind.isText() {
+		return unsafe.String((*byte)(r.at), r.n), nil
+	}
+	return accessed(&r, "", false, "text")
+}
 
 // Bytes returns what Text does, as a copy that belongs to the caller.
 func (r Reply) Bytes() ([]byte, error) { s, err := r.Text(); return []byte(s), err }
@@ -112,10 +121,11 @@ func (r Reply) Uint64() (uint64, error) {
 
 // Float64 returns a float, or a string that spells one (protocol 2).
 func (r Reply) Float64() (float64, error) {
-	if f, err := parseFloat(r.str); err == nil && r.kind == KindString {
-		return f, nil
+	f, err := math.Float64frombits(uint64(r.n)), error(nil)
+	if r.kind == KindString {
+		f, err = parseFloat(unsafe.String((*byte)(r.at), r.n))
 	}
-	return accessed(&r, math.Float64frombits(uint64(r.n)), r.kind == KindFloat, "a float")
+	return accessed(&r, f, (r.kind == KindFloat || r.kind == KindString) && err == nil, "a float")
 }
 
 // Bool returns a boolean, or the integers 0 and 1 as one (protocol 2).
@@ -125,21 +135,25 @@ func (r Reply) Bool() (bool, error) {
 
 // Elems returns the elements of an array, set, push or map (key, value, key, value); any may be an error. Do not modify them.
 func (r Reply) Elems() ([]Reply, error) {
-	return accessed(&r, r.elems, r.kind >= KindArray && r.kind != KindError, "an array")
+	if r.kind >= KindArray {
+		return unsafe.Slice((*Reply)(r.at), r.n), nil
+	}
+	return accessed(&r, []Reply(nil), false, "an array")
 }
 
 // Map returns a map, or an array of keys and values in turn (protocol 2). Keys are read by Text; of equal ones the last wins.
 func (r Reply) Map() (map[string]Reply, error) {
-	if r.kind != KindMap && (r.kind != KindArray || len(r.elems)%2 != 0) {
+	elems, _ := r.Elems()
+	if r.kind != KindMap && (r.kind != KindArray || len(elems)%2 != 0) {
 		return accessed(&r, map[string]Reply(nil), false, "a map")
 	}
-	m := make(map[string]Reply, len(r.elems)/2)
-	for i := 0; i < len(r.elems); i += 2 {
-		key, err := r.elems[i].Text()
+	m := make(map[string]Reply, len(elems)/2)
+	for i := 0; i < len(elems); i += 2 {
+		key, err := elems[i].Text()
 		if err != nil {
 			return nil, fmt.Errorf("baton: map key %d: %w", i/2, err)
 		}
-		m[key] = r.elems[i+1]
+		m[key] = elems[i+1]
 	}
 	return m, nil
 }
@@ -158,10 +172,11 @@ func (r Reply) Texts() ([]string, error) {
 
 // pushName is the first element of a push frame, lower-cased, or "".
 func (r Reply) pushName() string {
-	if r.kind != KindPush || len(r.elems) == 0 {
-		return ""
+	if elems, _ := r.Elems(); r.kind == KindPush && len(elems) > 0 {
+		name, _ := elems[0].Text()
+		return strings.ToLower(name)
 	}
-	return strings.ToLower(r.elems[0].str)
+	return ""
 }
 
 // appendCommand appends a command as it goes over the wire. After an error dst is as long as before. args must not escape
@@ -177,8 +192,7 @@ func appendCommand(dst []byte, args []any) ([]byte, error) {
 		text := room[:0]
 		switch v := arg.(type) {
 		case string:
-			dst = append(append(appendHeader(dst, '$', len(v)), v...), '\r', '\n')
-			continue
+			text = unsafe.Slice(unsafe.StringData(v), len(v)) // which append only reads
 		case []byte:
 			text = v
 		case int, int8, int16, int32, int64:
@@ -215,23 +229,20 @@ const (
 	busyBuffer = 64 << 10 // its size once a read has filled it; larger reads save no system calls worth having
 	keepReads  = 16       // larger ones, of tokens too, are given back after so many reads in a row that busyBuffer was enough for
 	readAhead  = 1 << 20  // memory taken on the word of a header, before the bytes are there
-	takeOver   = 32 << 10 // a reply that is one string of this size or more leaves it where it is rather than copying it
 )
 
 // token is what the scanner found out about a value, for the builder.
 type token struct {
 	kind Kind
-	at   int   // where its text is, counted from the beginning of its frame
+	at   int64 // where its text is, in the connection's bytes
 	n    int64 // the length of its text; or its number, as in Reply; or how many elements it has
 }
 
 // frame is one complete top-level value in the decoder's buffer. It is valid until the next readFrom.
 type frame struct {
-	kind       Kind    // of the value itself, not of an attribute before it
-	start, end int     // offsets in the buffer
-	tokens     []token // its own and those of all its elements, in the order of the wire
-	text       int     // the bytes of text of them all
-	inPlace    bool    // the text stays where it is, and the buffer becomes its Reply's
+	kind        Kind // of the value itself, not of an attribute before it
+	start, end  int  // offsets in the buffer
+	first, last int  // offsets in the decoder's tokens, of its own and those of all its elements, in the order of the wire
 }
 
 // level is an aggregate or an attribute that pos is inside of.
@@ -244,48 +255,57 @@ type level struct {
 // decoder makes replies of bytes, in two passes. The scanner (next) validates everything and finds the end of a top-level value; it
 // keeps its place between reads. The builder (replies) gets what is complete and correct: it cannot fail, and knows its need of memory.
 type decoder struct {
-	limits      limits
-	err         error   // of the protocol: where the next reply begins is unknown, so nothing is decoded after it
-	buf         []byte  // what was read; the next read goes between its length and its capacity
-	base        int64   // offset of buf[0] in the connection's bytes
-	given       bool    // buf has become the memory of a reply: no read may write to it
-	quiet       int     // reads in a row that busyBuffer was enough for, and as much for tokens
-	begin, pos  int     // where the value being scanned begins, and where its scanning goes on
-	searched    int     // the line at pos does not end before here
-	want        int     // bytes from begin on that the string at pos needs; 0 is unknown
-	stack       []level // innermost last
-	tokens      []token // of the frames since the last read, and of the value being scanned
-	first, text int     // of the latter: where its tokens begin; as in frame, so far
+	limits     limits
+	err        error   // of the protocol: where the next reply begins is unknown, so nothing is decoded after it
+	buf        []byte  // what was read; the next read goes between its length and its capacity
+	base       int64   // offset of buf[0] in the connection's bytes
+	given      bool    // buf has become the memory of a reply: no read may write to it
+	spare      []byte  // the last buffer that was not larger than busyBuffer; the next, if buf is given
+	quiet      int     // reads in a row that busyBuffer was enough for, and as much for tokens
+	begin, pos int     // where the value being scanned begins, and where its scanning goes on
+	searched   int     // the line at pos does not end before here
+	want       int     // bytes from begin on that the string at pos needs; 0 is unknown
+	stack      []level // innermost last
+	tokens     []token // of the frames since the last read, and of the value being scanned
+	first      int     // of the latter: where its tokens begin
 }
 
-func newDecoder(l limits) *decoder { return &decoder{limits: l, buf: make([]byte, 0, idleBuffer)} }
+func newDecoder(l limits) *decoder { return &decoder{limits: l} }
 
 // readFrom reads once and returns what Read returned. Frames found before are invalid from now on: it first drops what is consumed.
 // What is left moves once for each value, and again only into twice the room or all that it needs, so the work stays linear.
 func (d *decoder) readFrom(r io.Reader) (int, error) {
-	rest, size := len(d.buf)-d.begin, cap(d.buf)
+	rest := len(d.buf) - d.begin
 	if d.quiet++; max(rest, d.want, len(d.tokens)*int(unsafe.Sizeof(token{}))) >= busyBuffer {
 		d.quiet = 0
 	}
 	d.tokens = d.tokens[:copy(d.tokens, d.tokens[d.first:])]
+	to := d.buf
+	if d.given {
+		to, d.given = d.spare, false
+	}
+	size := max(cap(to), idleBuffer)
 	switch {
 	case d.quiet == keepReads:
 		size, d.tokens = idleBuffer, append([]token(nil), d.tokens...)
-	case d.given:
-		size = idleBuffer
-	case len(d.buf) == size: // probably more is waiting
+	case max(len(to), d.want) >= size: // probably more is waiting
 		size = max(size, busyBuffer)
 	}
-	if d.want <= rest+max(rest, readAhead) {
-		size = max(size, d.want)
+	if most := rest + max(rest, readAhead); d.want <= most || rest >= size {
+		size = max(size, min(d.want, most))
 	}
 	for size <= rest {
 		size *= 2
 	}
-	if d.given || size != cap(d.buf) {
-		d.buf, d.given = append(make([]byte, 0, size), d.buf[d.begin:]...), false
-	} else {
-		d.buf = d.buf[:copy(d.buf, d.buf[d.begin:])]
+	if size != cap(to) {
+		var b strings.Builder // whose memory nobody clears: of a megabyte that would take half as long as to fill it
+		b.Grow(size)
+		b.WriteByte(0)
+		to = unsafe.Slice(unsafe.StringData(b.String()), size)
+	}
+	d.buf = append(to[:0], d.buf[d.begin:]...)
+	if size <= busyBuffer {
+		d.spare = to[:0]
 	}
 	d.base += int64(d.begin)
 	d.pos, d.searched, d.begin, d.first = d.pos-d.begin, d.searched-d.begin, 0, 0
@@ -298,9 +318,8 @@ func (d *decoder) readFrom(r io.Reader) (int, error) {
 func (d *decoder) next() (frame, bool, error) {
 	for d.want = 0; d.err == nil && d.pos < len(d.buf) && d.scan(); {
 		if len(d.stack) == 0 && d.first < len(d.tokens) { // an attribute leaves no token
-			f := frame{kind: d.tokens[d.first].kind, start: d.begin, end: d.pos, tokens: d.tokens[d.first:], text: d.text}
-			f.inPlace = len(f.tokens) == 1 && f.text >= max(takeOver, cap(d.buf)/4) // worth a new buffer, and holds on to little more
-			d.begin, d.first, d.text = d.pos, len(d.tokens), 0
+			f := frame{kind: d.tokens[d.first].kind, start: d.begin, end: d.pos, first: d.first, last: len(d.tokens)}
+			d.begin, d.first = d.pos, len(d.tokens)
 			return f, true, nil
 		}
 	}
@@ -315,37 +334,43 @@ func (d *decoder) fail(what string) bool {
 
 // scan takes one header, with the string behind it if it has one. False: not all of it is there, or it is a violation.
 func (d *decoder) scan() bool {
-	tag := d.buf[d.pos]
-	kind := strings.IndexByte(typeBytes, tag)
-	length := bytes.IndexByte(d.buf[d.searched:], '\n') + 1
-	next := d.searched + length
-	if length == 0 {
-		next, d.searched = len(d.buf), len(d.buf)
+	buf, tag, next := d.buf, d.buf[d.pos], d.pos+1
+	t := token{kind: kindOf[tag], at: d.base + int64(next)}
+	for most := min(len(buf), next+18); next < most && buf[next]-'0' <= 9; next++ { // no length is longer, and few numbers are
+		t.n = 10*t.n + int64(buf[next]-'0')
+	}
+	number := next > d.pos+1 && next+1 < len(buf) && string(buf[next:next+2]) == "\r\n"
+	if next += 2; !number {
+		length := bytes.IndexByte(buf[d.searched:], '\n') + 1
+		if next = d.searched + length; length == 0 {
+			next, d.searched = len(buf), len(buf)
+		}
 	}
 	switch {
-	case kind < 0:
+	case t.kind == KindNull && tag != '_':
 		return d.fail("unknown type") // if it speaks something else, its first byte will tell
 	case tag == '>' && len(d.stack) > 0:
 		// Servers have put one into an array: whether as an element cannot be known, and a wrong guess shifts replies.
 		return d.fail("push inside another value")
 	case next-d.begin > d.limits.reply:
 		return d.fail("reply of too many bytes")
-	case length == 0:
+	case d.searched == len(buf):
 		return false
-	case next-d.pos < 3 || d.buf[next-2] != '\r':
+	case number && tag == ':':
+		return d.add(t, next)
+	case number && (tag == '$' || tag == '=' || tag == '!' || t.kind >= KindArray):
+		return d.scanSized(t, tag, next)
+	case next-d.pos < 3 || buf[next-2] != '\r':
 		return d.fail("line feed without carriage return")
 	}
-	line := d.buf[d.pos+1 : next-2]
-	t := token{kind: Kind(kind), at: d.pos + 1 - d.begin}
+	line := buf[d.pos+1 : next-2]
 	ok, err := true, error(nil)
 	switch tag {
 	case '+', '-':
 		t.n, ok = int64(len(line)), bytes.IndexByte(line, '\r') < 0
-		d.text += len(line)
 	case '(':
 		sign := bytes.TrimRight(line, "0123456789")
 		t.n, ok = int64(len(line)), len(sign) < min(2, len(line)) && strings.Contains("+-", string(sign))
-		d.text += len(line)
 	case ':':
 		t.n, err = strconv.ParseInt(string(line), 10, 64)
 	case ',':
@@ -355,8 +380,10 @@ func (d *decoder) scan() bool {
 		t.n, ok = int64(strings.Index("ft", string(line))), string(line) == "t" || string(line) == "f"
 	case '_':
 		ok = len(line) == 0
-	default:
-		return d.scanSized(t, tag, line, next)
+	default: // The protocol has a form without a length, "?", that no server sends: it is refused.
+		if t = (token{}); string(line) != "-1" || tag != '$' && tag != '*' { // null, of protocol 2
+			return d.fail("malformed length")
+		}
 	}
 	if !ok || err != nil {
 		return d.fail("malformed value")
@@ -364,21 +391,13 @@ func (d *decoder) scan() bool {
 	return d.add(t, next)
 }
 
-// scanSized takes what begins with a length. The protocol has a form without one, "?", that no server sends: it is refused.
-func (d *decoder) scanSized(t token, tag byte, line []byte, next int) bool {
-	ok := 0 < len(line) && len(line) < 19 // never more: the header of a string is read again whenever bytes arrive
-	for _, c := range line {
-		t.n, ok = 10*t.n+int64(c-'0'), ok && '0' <= c && c <= '9'
-	}
-	end, isString := next+int(t.n)+2, tag == '$' || tag == '=' || tag == '!'
+// scanSized takes what begins with a length.
+func (d *decoder) scanSized(t token, tag byte, next int) bool {
+	end := next + int(t.n) + 2
 	switch {
-	case string(line) == "-1" && (tag == '$' || tag == '*'):
-		return d.add(token{kind: KindNull}, next) // of protocol 2
-	case !ok:
-		return d.fail("malformed length")
-	case isString && t.n > int64(d.limits.reply-(next-d.begin)-2), !isString && t.n > int64(d.limits.elements):
+	case t.kind >= KindArray && t.n > int64(d.limits.elements), t.kind < KindArray && t.n > int64(d.limits.reply-(next-d.begin)-2):
 		return d.fail("length beyond the limit")
-	case !isString:
+	case t.kind >= KindArray:
 		if tag == '%' || tag == '|' {
 			t.n *= 2
 		}
@@ -388,17 +407,14 @@ func (d *decoder) scanSized(t token, tag byte, line []byte, next int) bool {
 	case end > len(d.buf):
 		d.want = end - d.begin
 		return false
-	case d.buf[end-2] != '\r' || d.buf[end-1] != '\n':
+	case string(d.buf[end-2:end]) != "\r\n":
 		return d.fail("string does not end where its length says")
 	case tag == '=' && (t.n < 4 || d.buf[next+3] != ':'):
 		return d.fail("verbatim string without its type")
 	case tag == '=':
-		next += 4
-	case tag == '!':
-		t.kind = KindError
+		t.n, next = t.n-4, next+4
 	}
-	t.at, t.n = next-d.begin, int64(end-2-next)
-	d.text += int(t.n)
+	t.at = d.base + int64(next)
 	return d.add(t, end)
 }
 
@@ -438,17 +454,14 @@ func (d *decoder) reply(f frame) Reply {
 
 // replies builds the Replies of frames into out. All of them share one block for text and one for elements.
 func (d *decoder) replies(fs []frame, out []Reply) {
-	elems, b := 0, builder{}
-	for _, f := range fs {
-		elems += len(f.tokens) - 1
-		if !f.inPlace {
-			b.need += f.text
-		}
+	first, last := &fs[0], &fs[len(fs)-1]
+	b, elems := builder{d: d, end: last.end - 2, next: first.first}, last.last-first.first-len(fs)
+	if n := first.end - first.start; n == cap(d.buf) && n > busyBuffer {
+		// It fills the memory made for it, and keeps it. A string must never change; this one does not, since no read writes there any more.
+		d.given, b.text, b.from = true, unsafe.String(&d.buf[0], n), d.base
 	}
-	b.elems = make([]Reply, elems)
-	for i, f := range fs {
-		b.frame, b.tokens, b.inPlace = d.buf[f.start:], f.tokens, f.inPlace
-		d.given = d.given || f.inPlace
+	b.elems = slices.Grow(b.elems, elems)[:elems] // less work than make if there are none
+	for i := range fs {
 		out[i] = Reply{}
 		b.value(&out[i])
 	}
@@ -456,8 +469,8 @@ func (d *decoder) replies(fs []frame, out []Reply) {
 
 // appendText appends the text of a frame to dst, by the rules of Reply.Text. Only a larger dst and errors take memory.
 func (d *decoder) appendText(dst []byte, f frame) ([]byte, error) {
-	if f.kind.isText() {
-		return append(dst, d.buf[f.start+f.tokens[0].at:][:f.tokens[0].n]...), nil
+	if t := d.tokens[f.first]; f.kind.isText() {
+		return append(dst, d.buf[t.at-d.base:][:t.n]...), nil
 	}
 	_, err := d.reply(f).Text()
 	return dst, err
@@ -465,46 +478,40 @@ func (d *decoder) appendText(dst []byte, f frame) ([]byte, error) {
 
 // builder is the second pass.
 type builder struct {
-	frame   []byte          // from its beginning on
-	tokens  []token         // not built yet
-	inPlace bool            // strings stay in the decoder's buffer
-	need    int             // bytes of all strings that do not
-	text    strings.Builder // those, each a part of it; it never grows beyond need
-	elems   []Reply         // what is left of the block of elements
+	d         *decoder
+	end, next int     // of the text of all frames, in the buffer; the first token that is not built yet
+	text      string  // what the strings are parts of: a copy from the first on. One large copy takes less time than many small ones
+	from      int64   // where that begins, in the connection's bytes
+	elems     []Reply // what is left of the block of elements
 }
 
 // value builds the next value into r.
 func (b *builder) value(r *Reply) {
-	t := b.tokens[0]
-	b.tokens = b.tokens[1:]
-	switch r.kind = t.kind; t.kind {
-	case KindNull, KindInt, KindFloat, KindBool:
-		r.n = t.n
-	case KindArray, KindMap, KindSet, KindPush:
-		r.elems, b.elems = b.elems[:t.n:t.n], b.elems[t.n:]
-		for i := range r.elems {
-			b.value(&r.elems[i])
+	t := b.d.tokens[b.next]
+	b.next++
+	switch r.kind, r.n = t.kind, t.n; {
+	case t.kind.isText():
+		r.at = unsafe.Pointer(unsafe.StringData(b.string(t)))
+	case t.kind >= KindArray:
+		elems := b.elems[:t.n]
+		b.elems, r.at = b.elems[t.n:], unsafe.Pointer(unsafe.SliceData(elems))
+		for i := range elems {
+			b.value(&elems[i])
 		}
-	case KindError:
+	case t.kind == KindError:
 		code, message, _ := strings.Cut(b.string(t), " ")
-		r.err = &ServerError{Code: code, Message: message}
-	default:
-		r.str = b.string(t)
+		*r = failure(&ServerError{Code: code, Message: message})
 	}
 }
 
 // string makes a string of the reply.
 func (b *builder) string(t token) string {
-	p := b.frame[t.at:][:t.n]
+	rest := b.d.buf[t.at-b.d.base : b.end]
 	switch {
-	case string(p) == "OK":
+	case t.n == 2 && string(rest[:2]) == "OK":
 		return "OK" // the usual answer to writes needs no memory
-	case b.inPlace: // a string must never change; this one does not, since no read writes to a buffer that is given away
-		return unsafe.String(unsafe.SliceData(p), len(p))
-	case b.text.Cap() == 0:
-		b.text.Grow(b.need)
+	case b.text == "":
+		b.from, b.text = t.at, string(rest)
 	}
-	from := b.text.Len()
-	b.text.Write(p)
-	return b.text.String()[from:]
+	return b.text[t.at-b.from:][:t.n]
 }

@@ -43,7 +43,7 @@ func txSpell(replies []Reply) string {
 	if replies == nil {
 		return "none"
 	}
-	return spell(Reply{kind: KindArray, elems: replies})
+	return spell(ofElems(KindArray, replies))
 }
 
 // txSum is the sum of numbers that came as numbers or as text.
