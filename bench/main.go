@@ -1,7 +1,7 @@
 // Bench compares baton with other Redis clients for Go, and with what the machine allows, under steady load and while a server is
 // handed over. One command runs everything on one machine and writes tables, CSV and plots:
 //
-//	go run .            # more than half an hour
+//	go run .            # more than an hour
 //	go run . -short     # two minutes, for a look
 //
 // README.md says how it measures and what came out.
