@@ -541,7 +541,6 @@ func TestEveryCallByACallerWhoReads(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				l := newSolo(t, Options{})
 				for size := 1; size <= len(c.raw); size += 1 + size/3 {
-					l.warm(background) // a batch is many commands: it makes the connection a busy one for a while
 					type outcome struct {
 						text string
 						err  error
