@@ -11,7 +11,6 @@ import (
 	"io"
 	"math"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 	"unsafe"
@@ -460,7 +459,9 @@ func (d *decoder) replies(fs []frame, out []Reply) {
 		// It fills the memory made for it, and keeps it. A string must never change; this one does not, since no read writes there any more.
 		d.given, b.text, b.from = true, unsafe.String(&d.buf[0], n), d.base
 	}
-	b.elems = slices.Grow(b.elems, elems)[:elems] // less work than make if there are none
+	if elems > 0 { // most replies have none
+		b.elems = make([]Reply, elems)
+	}
 	for i := range fs {
 		out[i] = Reply{}
 		b.value(&out[i])

@@ -173,3 +173,29 @@ func TestAReadFromACannedConnectionWaits(t *testing.T) {
 		})
 	}
 }
+
+func BenchmarkCodec(b *testing.B) {
+	for _, c := range codecCases() {
+		for _, who := range codecContenders {
+			b.Run("call="+c.name+"/client="+who.name, func(b *testing.B) {
+				sum, err := c.check(who)
+				if err != nil {
+					b.Fatal(err)
+				}
+				opened, err := who.open(c.server().dial)
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer opened.Close()
+				do := c.checked(opened, sum)
+				b.SetBytes(int64(c.moved))
+				b.ReportAllocs()
+				for b.Loop() {
+					if err := do(b.Context()); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}

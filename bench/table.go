@@ -75,7 +75,7 @@ func shortSpread(s spread, withRange bool) string {
 // figure writes three digits that count, and all of those before the point.
 func figure(v float64) string {
 	switch {
-	case math.IsNaN(v):
+	case math.IsNaN(v), math.IsInf(v, 0):
 		return ""
 	case math.Abs(v) >= 1000:
 		return thousands(int64(math.Round(v)))
