@@ -498,8 +498,8 @@ func (c *conn) wakeLocked() {
 }
 
 const (
-	yieldFrom    = 3       // commands in flight make a yield before a write pay: with 4 or 6 a fifth of the CPU, with 512 they are three times as fast
-	callerWrites = 4 << 10 // the most that a caller writes by itself: it fits any socket's buffer, empty as that is with nothing in flight
+	yieldFrom    = 3        // commands in flight make a yield before a write pay: with 4 or 6 a fifth of the CPU, with 512 they are three times as fast
+	callerWrites = 16 << 10 // the most that a caller writes by itself: it fits the smallest buffer of a socket (tcp_wmem), empty as that is with nothing in flight
 
 	wakesFrom = 4                // callers woken by one read have one write begun in common: 512 of them cost a twelfth less, and wait a sixth less at worst
 	asideFrom = 8                // messages alone in a row: if others come with every ninth, one wake-up in nine is for nothing
