@@ -36,9 +36,8 @@ const (
 	KindPush
 )
 
-var kindOf = [256]Kind{ // by the first byte; what begins no value is null, too
-	'$': KindString, '+': KindStatus, '(': KindBigInt, '=': KindVerbatim, ':': KindInt, ',': KindFloat, '#': KindBool, '-': KindError,
-	'!': KindError, '*': KindArray, '%': KindMap, '~': KindSet, '>': KindPush, '|': KindMap /* an attribute */}
+var kindOf = [256]Kind{'$': KindString, '+': KindStatus, '(': KindBigInt, '=': KindVerbatim, ':': KindInt, ',': KindFloat, '#': KindBool,
+	'-': KindError, '!': KindError, '*': KindArray, '%': KindMap, '~': KindSet, '>': KindPush, '|': KindMap} // |: an attribute; else: null
 var kindNames = strings.Fields("null string status big-integer verbatim integer float boolean error array map set push")
 
 func (k Kind) String() string { return kindNames[k] }
@@ -274,12 +273,11 @@ func newDecoder(l limits) *decoder { return &decoder{limits: l} }
 // readFrom reads once and returns what Read returned. Frames found before are invalid from now on: it first drops what is consumed.
 // What is left moves once for each value, and again only into twice the room or all that it needs, so the work stays linear.
 func (d *decoder) readFrom(r io.Reader) (int, error) {
-	rest := len(d.buf) - d.begin
+	rest, to := len(d.buf)-d.begin, d.buf
 	if d.quiet++; max(rest, d.want, len(d.tokens)*int(unsafe.Sizeof(token{}))) >= busyBuffer {
 		d.quiet = 0
 	}
 	d.tokens = d.tokens[:copy(d.tokens, d.tokens[d.first:])]
-	to := d.buf
 	if d.given {
 		to, d.given = d.spare, false
 	}
@@ -362,8 +360,7 @@ func (d *decoder) scan() bool {
 	case next-d.pos < 3 || buf[next-2] != '\r':
 		return d.fail("line feed without carriage return")
 	}
-	line := buf[d.pos+1 : next-2]
-	ok, err := true, error(nil)
+	line, ok, err := buf[d.pos+1:next-2], true, error(nil)
 	switch tag {
 	case '+', '-':
 		t.n, ok = int64(len(line)), bytes.IndexByte(line, '\r') < 0
@@ -432,8 +429,7 @@ func (d *decoder) add(t token, next int) bool {
 			break
 		}
 	}
-	fits := len(d.stack) <= d.limits.depth && len(d.tokens)-d.first-1 <= d.limits.elements
-	return fits || d.fail("reply nested too deeply or of too many elements")
+	return len(d.stack) <= d.limits.depth && len(d.tokens)-d.first-1 <= d.limits.elements || d.fail("reply nested too deeply or of too many elements")
 }
 
 // parseFloat reads a float in decimal, an infinity or a NaN ("-nan" is how C prints some). Go's parser alone takes more.
@@ -454,16 +450,12 @@ func (d *decoder) reply(f frame) Reply {
 // replies builds the Replies of frames into out. All of them share one block for text and one for elements.
 func (d *decoder) replies(fs []frame, out []Reply) {
 	first, last := &fs[0], &fs[len(fs)-1]
-	b, elems := builder{d: d, end: last.end - 2, next: first.first}, last.last-first.first-len(fs)
+	b := builder{d: d, end: last.end - 2, next: first.first, elems: make([]Reply, last.last-first.first-len(fs))}
 	if n := first.end - first.start; n == cap(d.buf) && n > busyBuffer {
 		// It fills the memory made for it, and keeps it. A string must never change; this one does not, since no read writes there any more.
 		d.given, b.text, b.from = true, unsafe.String(&d.buf[0], n), d.base
 	}
-	if elems > 0 { // most replies have none
-		b.elems = make([]Reply, elems)
-	}
 	for i := range fs {
-		out[i] = Reply{}
 		b.value(&out[i])
 	}
 }
@@ -490,7 +482,7 @@ type builder struct {
 func (b *builder) value(r *Reply) {
 	t := b.d.tokens[b.next]
 	b.next++
-	switch r.kind, r.n = t.kind, t.n; {
+	switch *r = (Reply{kind: t.kind, n: t.n}); {
 	case t.kind.isText():
 		r.at = unsafe.Pointer(unsafe.StringData(b.string(t)))
 	case t.kind >= KindArray:

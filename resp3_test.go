@@ -531,87 +531,77 @@ func TestBufferShrinks(t *testing.T) {
 	quiet()
 }
 
-func TestBigReplyTakesTheBufferOver(t *testing.T) {
-	big := func(c string) string { return strings.Repeat(c, 60_000) }
-	wire := "+before\r\n$5\r\nsmall\r\n$60000\r\n" + big("a") + "\r\n$4\r\ntail\r\n$60000\r\n" + big("b") + "\r\n+after\r\n$60000\r\n"
-	d := newDecoder(testLimits)
-	d.buf = make([]byte, 0, 200<<10)
-	d.readFrom(strings.NewReader(wire))
-	var fs []frame
-	for {
-		f, ok, err := d.next()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !ok {
-			break
-		}
-		fs = append(fs, f)
+func TestBigReplyKeepsTheMemoryThatWasMadeForIt(t *testing.T) {
+	big := func(c string) string { return strings.Repeat(c, 100_000) }
+	var wire, want []string
+	for _, c := range []string{"a", "b", "c", "d"} {
+		wire = append(wire, "+before\r\n", "$100000\r\n"+big(c)+"\r\n", "$4\r\ntail\r\n")
+		want = append(want, "before", big(c), "tail")
 	}
-	if len(fs) != 6 {
-		t.Fatalf("%d frames", len(fs))
-	}
-	rs := make([]Reply, 6)
-	for i := len(fs) - 1; i >= 0; i-- { // backwards: frames not built yet stay valid
-		text, err := d.appendText([]byte("<"), fs[i])
-		if i == 5 && d.given {
-			t.Error("appendText took the buffer over")
-		}
-		rs[i] = d.reply(fs[i])
-		if want, _ := rs[i].Text(); string(text) != "<"+want || err != nil {
-			t.Errorf("appendText of frame %d: %.10q, %v", i, text, err)
-		}
-	}
-	if d.given {
-		t.Error("one of several replies took the buffer over")
-	}
-	rest := strings.NewReader(big("c") + "\r\n" + strings.Repeat("+junk\r\n", 50_000))
-	var last Reply
-	for rest.Len() > 0 {
-		d.readFrom(rest)
-		for {
-			f, ok, err := d.next()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !ok {
+	for _, size := range []int{100, idleBuffer, busyBuffer, 1 << 20} {
+		d := newDecoder(testLimits)
+		var rs []Reply
+		given := 0
+		for r := (&pieces{data: []byte(strings.Join(wire, "")), sizes: []int{size}}); ; {
+			if _, err := d.readFrom(r); err != nil {
 				break
 			}
-			if last.IsNull() {
-				last = d.reply(f)
+			for f, ok, _ := d.next(); ok; f, ok, _ = d.next() {
+				text, err := d.appendText([]byte("<"), f)
+				if d.given {
+					t.Error("appendText gave the buffer away")
+				}
+				reply := d.reply(f)
+				if got, _ := reply.Text(); string(text) != "<"+got || err != nil {
+					t.Errorf("appendText of reply %d: %.10q, %v", len(rs), text, err)
+				}
+				if d.given {
+					given++
+					if got, _ := reply.Text(); len(got) != 100_000 || cap(d.buf) != len("$100000\r\n\r\n")+100_000 {
+						t.Errorf("a text of %d bytes keeps a buffer of %d", len(got), cap(d.buf))
+					}
+				}
+				rs = append(rs, reply)
 			}
 		}
-	}
-	for i, want := range []string{"before", "small", big("a"), "tail", big("b"), "after"} {
-		if got, err := rs[i].Text(); got != want || err != nil {
-			t.Errorf("reply %d: %.20q, %v", i, got, err)
+		if given != 4 {
+			t.Errorf("in pieces of %d: %d of 4 big texts stay where they were read", size, given)
 		}
-	}
-	if got, _ := last.Text(); got != big("c") {
-		t.Errorf("the reply that was cut in two by the takeover: %.20q", got)
+		if cap(d.buf) > busyBuffer {
+			t.Errorf("in pieces of %d: a buffer of %d is left", size, cap(d.buf))
+		}
+		for i, r := range rs { // nothing was written to what they keep
+			if got, err := r.Text(); i >= len(want) || got != want[i] || err != nil {
+				t.Errorf("in pieces of %d: reply %d is %.20q, %v", size, i, got, err)
+			}
+		}
+		if len(rs) != len(want) {
+			t.Errorf("in pieces of %d: %d replies", size, len(rs))
+		}
 	}
 }
 
-func TestAReplyKeepsTheMemoryMadeForIt(t *testing.T) {
+// What was read before a big reply, and what comes with the next, costs no other buffer.
+func TestBigReplyGivesTheSmallBufferBack(t *testing.T) {
 	d := newDecoder(testLimits)
-	big := strings.Repeat("big", 100_000)
-	wire := strings.NewReader(bulkOf(big) + "+next\r\n" + bulkOf(strings.Repeat("junk", 100_000)))
-	var got []Reply
-	for wire.Len() > 0 {
-		d.readFrom(io.LimitReader(wire, 20_000))
-		for f, ok, _ := d.next(); ok; f, ok, _ = d.next() {
-			got = append(got, d.reply(f))
-			if len(got) == 1 && !d.given {
-				t.Error("a reply that fills the memory made for it was copied")
+	wire := "$100000\r\n" + strings.Repeat("x", 100_000) + "\r\n"
+	var r Reply
+	read := func() {
+		for in := strings.NewReader(wire); in.Len() > 0; {
+			d.readFrom(in)
+			for f, ok, _ := d.next(); ok; f, ok, _ = d.next() {
+				r = d.reply(f)
 			}
 		}
 	}
-	if len(got) != 3 || textOf(got[0]) != big || textOf(got[1]) != "next" {
-		t.Errorf("%d replies, the first of %d bytes", len(got), len(textOf(got[0])))
+	read()
+	if got := testing.AllocsPerRun(100, read); got > 2 { // the reader is one
+		t.Errorf("%v allocations, want its own memory alone", got-1)
+	}
+	if text, _ := r.Text(); len(text) != 100_000 {
+		t.Errorf("%d bytes", len(text))
 	}
 }
-
-func bulkOf(s string) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(s), s) }
 
 func TestAppendTextFollowsTheRulesOfText(t *testing.T) {
 	for _, v := range values {
