@@ -59,7 +59,7 @@ func main() {
 func parseFlags(args []string) (cfg config, err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.BoolVar(&cfg.short, "short", false, "two minutes in total instead of what the figures deserve")
-	flags.StringVar(&cfg.out, "out", "results", "the `directory` for tables, CSV and plots")
+	flags.StringVar(&cfg.out, "out", "latest", "the `directory` for tables, CSV and plots")
 	flags.StringVar(&cfg.server, "server", "auto", "redis: a redis-server from PATH; inprocess: batontest; auto: redis if there is one")
 	flags.IntVar(&cfg.rounds, "rounds", 0, "how often each contender has its turn in each cell (default 5, with -short 3)")
 	flags.StringVar(&cfg.only, "only", "", "run one part: steady, handoff, codec or scale")
