@@ -391,6 +391,7 @@ func TestLimitsCostNoMemory(t *testing.T) {
 		{"(" + strings.Repeat("1", 998) + "\r\n", limits{1000, 9, 9}, "reply of too many bytes"},
 		{"*2\r\n$500\r\n" + strings.Repeat("x", 500) + "\r\n$500\r\n", limits{1000, 9, 9}, "length beyond the limit"},
 		{"*1000\r\n" + strings.Repeat(":1\r\n", 1000), limits{1000, 9, 1000}, "reply of too many bytes"},
+		{"*2\r\n:12\r\n+OK\r\n", limits{13, 9, 9}, "byte 9: reply of too many bytes"},
 	} {
 		var err error
 		got := allocated(func() { _, err = decode(c.l, []byte(c.wire), 1<<20) })
@@ -1039,6 +1040,12 @@ func TestAllocations(t *testing.T) {
 	}
 	d, fs = framesOf(t, "*1000\r\n"+strings.Repeat(":7\r\n", 1000))
 	pin("1,000 integers", 1, func() { r = d.reply(fs[0]) })
+
+	d, fs = framesOf(t, "-WRONGTYPE "+strings.Repeat("x", 50)+"\r\n")
+	pin("an error", 2, func() { r = d.reply(fs[0]) })
+	if a, b := r.Err(), r.Err(); a != b {
+		t.Error("Err is another error each time")
+	}
 
 	out := make([]Reply, 100)
 	d, fs = framesOf(t, strings.Repeat(get, 100))
