@@ -719,7 +719,7 @@ func (b *bridge) enter(m *message, done <-chan struct{}) (from *conn, err error)
 		return nil, &commandError{err, false}
 	}
 	b.watchLocked(m.start)
-	c, p, writes, reads := b.cur, outBuffer{}, false, false
+	c, p, writes := b.cur, outBuffer{}, false
 	switch {
 	case b.hand.phase == PhaseHolding:
 		b.stats.Held += uint64(m.want)
@@ -731,16 +731,13 @@ func (b *bridge) enter(m *message, done <-chan struct{}) (from *conn, err error)
 		}
 	default:
 		b.writeLocked(c, m)
-		p, writes, reads = c.departLocked(m, done)
+		p, writes, from = c.departLocked(m, done)
 	}
 	b.mu.Unlock()
 	if writes {
 		c.write(p)
 	}
-	if reads {
-		return c, nil
-	}
-	return nil, nil
+	return from, nil
 }
 
 func (b *bridge) over() bool {

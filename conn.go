@@ -429,7 +429,7 @@ type conn struct {
 	watched <-chan struct{} // of the context whose callers may have the role, beside those whose context cannot end
 	readErr error           // how reading ended for a caller; the reader sees to the rest
 
-	lastRead atomic.Int64 // the tick of the last byte; written by the reader
+	lastRead atomic.Int64 // the tick of the last byte; written by who reads
 	wrote    atomic.Int64 // bytes that the socket took; moved by the writer, and still while nobody writes
 
 	// Owned by whoever has the role of reading.
@@ -513,28 +513,27 @@ var past = time.Unix(1, 0) // a deadline
 
 // departLocked sends out what was just enqueued, or says that the caller is to do so, with write: when nothing else is in flight a
 // wake-up would be most of the latency. (Only a server that answers without reading could make it wait, past its context.) Then it may be
-// the caller's to read, too, with readFor; its context's done can end that.
-func (c *conn) departLocked(m *message, done <-chan struct{}) (p outBuffer, writes, reads bool) {
+// the caller's to read, too, with readFor, from what is returned; its context's done can end that.
+func (c *conn) departLocked(m *message, done <-chan struct{}) (p outBuffer, writes bool, from *conn) {
 	if !c.kernel || c.writing || c.awake || c.busy >= yieldFrom || c.inFlight.head != c.inFlight.tail || c.given-c.taken > callerWrites {
 		if !c.writing && !c.waking { // who is writing looks again
 			c.wakeLocked()
 		}
-		return outBuffer{}, false, false
+		return outBuffer{}, false, nil
 	}
-	known := done == nil || done == c.watched
 	if c.alone++; tick(c.lastRead.Load()).until(m.start) > closely {
 		c.alone = 0
 	}
 	switch {
-	case !known:
+	case done != nil && done != c.watched:
 		c.watched = done
 		fallthrough
 	case c.alone == 0:
 		c.recallLocked()
 	case c.role == byNobody:
-		c.role, reads = byCaller, true
+		c.role, from = byCaller, c
 	}
-	return c.takeLocked(), true, reads
+	return c.takeLocked(), true, from
 }
 
 func (c *conn) takeLocked() outBuffer {
@@ -806,8 +805,7 @@ func (c *conn) answer(run []frame) (err error) {
 		}
 	}
 	c.owner.answeredLocked(c, i-refusals)
-	waking := len(c.deliveries) >= wakesFrom
-	c.waking = waking
+	c.waking = len(c.deliveries) >= wakesFrom
 	c.aside = c.alone >= asideFrom && c.inFlight.empty()
 	for _, f := range run[:i] {
 		if f.kind == KindError && bytes.HasPrefix(c.dec.buf[f.start:f.end], []byte("-READONLY ")) {
@@ -818,7 +816,7 @@ func (c *conn) answer(run []frame) (err error) {
 	for _, d := range c.deliveries {
 		c.complete(d)
 	}
-	if waking {
+	if len(c.deliveries) >= wakesFrom {
 		c.mu.Lock()
 		if c.waking = false; c.given > c.taken && !c.writing {
 			c.wakeLocked()

@@ -59,9 +59,9 @@ type TypeError struct {
 
 func (e *TypeError) Error() string { return "baton: reply is " + kindNames[e.Got] + ", not " + e.Want }
 
-// Reply is what the server answered to one command, or why there is no answer. The zero Reply is null.
-// It stays valid for as long as it is kept. The strings and elements of one reply, or of one batch, are parts of a few
-// blocks of memory, and each keeps its block: use strings.Clone for a small part of a big reply that is to live long.
+// Reply is what the server answered to one command, or why there is no answer. The zero Reply is null. It stays valid for as long as it is kept. The
+// strings and elements of one reply, or of one batch, are parts of a few blocks of memory, and each keeps its block: use strings.Clone for a small
+// part of a big reply that is to live long. Compare what the accessors return: == and reflect.DeepEqual see where a reply is, not what it holds.
 type Reply struct {
 	kind Kind
 	n    int64          // KindInt; KindBool: 0 or 1; KindFloat: its bits; KindError: 1 if it is the server's; else how much there is at
@@ -434,7 +434,8 @@ func (d *decoder) add(t token, next int) bool {
 			break
 		}
 	}
-	return len(d.stack) <= d.limits.depth && len(d.tokens)-d.first-1 <= d.limits.elements || d.fail("reply nested too deeply or of too many elements")
+	fits := len(d.stack) <= d.limits.depth && len(d.tokens)-d.first-1 <= d.limits.elements
+	return fits || d.fail("reply nested too deeply or of too many elements")
 }
 
 // parseFloat reads a float in decimal, an infinity or a NaN ("-nan" is how C prints some). Go's parser alone takes more.
@@ -446,7 +447,11 @@ func parseFloat(s string) (float64, error) {
 }
 
 // reply builds the Reply of a frame, with memory of its own.
-func (d *decoder) reply(f frame) Reply { var r [1]Reply; d.replies([]frame{f}, r[:]); return r[0] }
+func (d *decoder) reply(f frame) Reply {
+	var r [1]Reply
+	d.replies([]frame{f}, r[:])
+	return r[0]
+}
 
 // replies builds the Replies of frames into out. All of them share one block for text and one for elements.
 func (d *decoder) replies(fs []frame, out []Reply) {

@@ -299,11 +299,7 @@ func (c codecCase) verdict(r result) string {
 	if !ok {
 		return ""
 	}
-	verdict := "**no**"
-	if judged.ok() {
-		verdict = "yes"
-	}
-	return fmt.Sprintf("| %s | %s | %s |\n", c.name, judged.result(), verdict)
+	return fmt.Sprintf("| %s | %s | %s |\n", c.name, judged.result(), judged.verdict())
 }
 
 func (c codecCase) csvLines(r result) (lines [][]string) {
@@ -311,7 +307,7 @@ func (c codecCase) csvLines(r result) (lines [][]string) {
 		for round, t := range e.turns {
 			line := []string{c.name, e.name, strconv.Itoa(round + 1)}
 			for _, m := range []metric{callTime, allocs, c.rate()} {
-				line = append(line, strconv.FormatFloat(m.value(t), 'g', 6, 64))
+				line = append(line, precise(m.value(t)))
 			}
 			if c.moved == 0 {
 				line[len(line)-1] = ""

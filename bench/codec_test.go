@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/csv"
 	"errors"
 	"io"
 	"net"
@@ -68,19 +67,7 @@ func TestCodecsLeaveATurnOfEverybodyInEveryCase(t *testing.T) {
 	if err := runCodec(cfg); err != nil {
 		t.Fatal(err)
 	}
-	f, err := os.Open(filepath.Join(out, "codec.csv"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	lines, err := csv.NewReader(f).ReadAll()
-	if err != nil {
-		t.Fatal(err)
-	}
-	turns := map[string]int{}
-	for _, line := range lines[1:] {
-		turns[line[0]+" by "+line[1]]++
-	}
+	turns := turnsIn(t, filepath.Join(out, "codec.csv"))
 	text, err := os.ReadFile(filepath.Join(out, "codec.md"))
 	if err != nil {
 		t.Fatal(err)

@@ -50,17 +50,6 @@ type handoffRow struct {
 	met   func(rs results) verdict // of baton's runs
 }
 
-type verdict int
-
-// In order: of several the last counts.
-const (
-	met verdict = iota
-	notRun
-	broken
-)
-
-func (v verdict) String() string { return [...]string{"yes", "not run", "**no**"}[v] }
-
 // handoffRows are the lines for runs of these sizes.
 func handoffRows(z sizes) []handoffRow {
 	row := func(title, must string, met func(results) verdict, parts ...func(results, string) string) handoffRow {

@@ -113,6 +113,13 @@ func (r row) ok() bool {
 	return r.reached.median <= r.bound
 }
 
+func (r row) verdict() verdict {
+	if r.ok() {
+		return met
+	}
+	return broken
+}
+
 // reachRows judges every goal in every cell that it is about.
 func reachRows(results []result, ownProcess bool) (rows []row) {
 	for _, r := range results {
@@ -214,12 +221,10 @@ func reachTable(results []result, ownProcess bool) string {
 	b.WriteString("| cell | what | wanted | reached | | also |\n|---|---|---|---|---|---|\n")
 	rows, reached := reachRows(results, ownProcess), 0
 	for _, r := range rows {
-		verdict := "**no**"
 		if r.ok() {
-			verdict = "yes"
 			reached++
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", r.cell, r.what(), r.wanted(), r.result(), verdict, r.note)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", r.cell, r.what(), r.wanted(), r.result(), r.verdict(), r.note)
 	}
 	fmt.Fprintf(&b, "\n%d of %d\n", reached, len(rows))
 	return b.String()

@@ -41,14 +41,11 @@ func base(label string) point {
 }
 
 func runScale(cfg config) error {
-	srv, err := startServer(cfg.server)
+	srv, err := startPrepared(cfg.server)
 	if err != nil {
 		return err
 	}
 	defer srv.stop()
-	if err := prepare(srv.addr); err != nil {
-		return err
-	}
 	lags, err := newLags(srv.addr, 0, time.Millisecond, 10*time.Millisecond)
 	defer closeLags(lags)
 	if err != nil {
@@ -264,8 +261,7 @@ func (s *scaling) csvLines() (lines [][]string) {
 	for _, p := range s.points {
 		for round, t := range p.took {
 			lines = append(lines, []string{s.name, strings.ReplaceAll(p.label, ",", ""), strconv.Itoa(round + 1),
-				strconv.FormatFloat(t.perSecond, 'g', 6, 64), strconv.FormatFloat(p50.value(t), 'g', 6, 64),
-				strconv.FormatFloat(p99.value(t), 'g', 6, 64), p.retainedKiB()})
+				precise(t.perSecond), precise(p50.value(t)), precise(p99.value(t)), p.retainedKiB()})
 		}
 	}
 	return lines

@@ -35,6 +35,19 @@ func startServer(kind string) (*server, error) {
 	return nil, fmt.Errorf("-server %s: it is auto, redis or inprocess", kind)
 }
 
+// startPrepared starts a server that has what the operations read.
+func startPrepared(kind string) (*server, error) {
+	srv, err := startServer(kind)
+	if err != nil {
+		return nil, err
+	}
+	if err := prepare(srv.addr); err != nil {
+		srv.stop()
+		return nil, err
+	}
+	return srv, nil
+}
+
 func startInProcess() *server {
 	s := batontest.NewServer()
 	return &server{addr: s.Addr(), name: "batontest, in this process", stop: s.Close}

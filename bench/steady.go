@@ -47,14 +47,11 @@ func paceOf(short bool, rounds int) pace {
 }
 
 func runSteady(cfg config) error {
-	srv, err := startServer(cfg.server)
+	srv, err := startPrepared(cfg.server)
 	if err != nil {
 		return err
 	}
 	defer srv.stop()
-	if err := prepare(srv.addr); err != nil {
-		return err
-	}
 	fmt.Printf("# Steady load\n\n%s.\n\n", about(srv, cfg))
 	var results []result
 	for _, c := range steadyCells() {

@@ -11,6 +11,18 @@ import (
 	"strings"
 )
 
+// A verdict says whether something is as it must be.
+type verdict int
+
+// In order: of several the last counts.
+const (
+	met verdict = iota
+	notRun
+	broken
+)
+
+func (v verdict) String() string { return [...]string{"yes", "not run", "**no**"}[v] }
+
 // A metric is one figure of a turn.
 type metric struct {
 	name     string // with its unit, as in the CSV
@@ -87,6 +99,9 @@ func figure(v float64) string {
 	return strconv.FormatFloat(v, 'f', 2, 64)
 }
 
+// precise is a figure as the CSV has it.
+func precise(v float64) string { return strconv.FormatFloat(v, 'g', 6, 64) }
+
 func thousands(n int64) string {
 	if n < 0 {
 		return "-" + thousands(-n)
@@ -124,7 +139,7 @@ func csvLine(c cell, e *entrant, round int, ownProcess bool) []string {
 	for _, m := range metrics {
 		text := ""
 		if m.shown(e, ownProcess) {
-			text = strconv.FormatFloat(m.value(e.turns[round]), 'g', 6, 64)
+			text = precise(m.value(e.turns[round]))
 		}
 		line = append(line, text)
 	}
