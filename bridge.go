@@ -55,7 +55,7 @@ type Client struct {
 	slots    chan struct{} // a token for each dedicated bridge in use
 	idle     chan struct{} // of capacity one: while shutting down, something became idle
 
-	mu        sync.Mutex       // guards the rest; taken before a bridge's
+	mu        lock             // guards the rest; taken before a bridge's
 	dedicated map[*bridge]bool // those for blocking commands and sessions
 	free      []*bridge        // of these, not in use; the one used last at the end
 	over      []*bridge        // of these, ended, and not in use any more
@@ -99,8 +99,13 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 func (c *Client) newBridge() *bridge {
 	b := &bridge{c: c, dialKick: make(chan struct{}, 1), renews: map[chan<- error]uint64{}}
 	b.timer = time.AfterFunc(math.MaxInt64, b.tick)
+	if inspect != nil {
+		inspect(b)
+	}
 	return b
 }
+
+var inspect func(b *bridge) // nil but in tests: it sees each bridge before its use
 
 // each does something with every bridge there is now, under its lock, and returns the counts of those that there were before. If it is the
 // end, no further one comes into use.
@@ -675,7 +680,7 @@ type bridge struct {
 	timer    *time.Timer   // runs tick
 	dialKick chan struct{} // of capacity one: the dialler's moment or reason has changed
 
-	mu sync.Mutex // guards all that follows, and the state of the bridge's connections
+	mu lock // guards all that follows, and the state of the bridge's connections
 
 	cur     *conn   // what new work goes to; nil: there is none. It may be broken, until its writing has ended
 	next    *conn   // the replacement, while Holding
@@ -683,6 +688,7 @@ type bridge struct {
 	backlog queue
 
 	hand   handoff
+	traced func(before handoff, e happening, t tick, a action) // nil but in tests: what the machine was told, and said
 	record Handoff       // of the handoff that was joined last
 	old    *conn         // which that handoff replaces or replaced, while it lives
 	told   *notification // the MOVING with the highest number that next has read
@@ -1175,7 +1181,11 @@ func (b *bridge) stepLocked(e happening, t tick) {
 	if b.ended != nil {
 		return
 	}
+	before := b.hand
 	a := b.hand.step(e, t)
+	if b.traced != nil {
+		b.traced(before, e, t, a)
+	}
 	if b.cancelDial != nil && (a == prepare && e == joined || a == giveUp && b.cur != nil) {
 		b.cancelDial()
 		b.cancelDial = nil // so its end is no failure

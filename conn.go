@@ -374,6 +374,19 @@ func within(ctx context.Context, f func() error, drop func()) error {
 	}
 }
 
+// lock is a mutex whose owner's invariants tests have checked at the end of every critical section.
+type lock struct {
+	sync.Mutex
+	check func() // nil but in tests
+}
+
+func (l *lock) Unlock() {
+	if l.check != nil {
+		l.check()
+	}
+	l.Mutex.Unlock()
+}
+
 // connOwner is what a connection needs of its bridge. All but pushed are called under the bridge's lock.
 type connOwner interface {
 	topUpLocked(c *conn)                     // before a write: move what may go from the backlog to c
@@ -405,7 +418,7 @@ type conn struct {
 	deaf     error    // why the server will announce nothing on it; nil: it will
 	early    []Reply  // pushes that came in the handshake
 	owner    connOwner
-	mu       *sync.Mutex // the bridge's
+	mu       *lock // the bridge's
 	kick     chan struct{}
 
 	// Guarded by mu.

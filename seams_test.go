@@ -459,7 +459,7 @@ func TestARefusalIsNotTheReasonForWhatComesLater(t *testing.T) {
 // seamLocked is a context that notes whether it is asked under a lock.
 type seamLocked struct {
 	context.Context
-	lock *sync.Mutex
+	lock *lock
 	held bool
 }
 
