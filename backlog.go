@@ -126,6 +126,11 @@ func attended(cut []*message) (commands int) {
 }
 
 // queue is a list of messages, oldest first, that can lose any of them. It is guarded by the bridge's lock.
+//
+//	Q1  it is linked both ways, and empty at both ends or at none
+//	Q2  commands and bytes are the sums over its messages
+//	Q3  each of them is where its place says, and lacks a reply
+//	Q4  in the backlog nothing is abandoned or partly answered
 type queue struct {
 	head, tail *message
 	commands   int // replies awaited by all together

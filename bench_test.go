@@ -643,6 +643,7 @@ func TestCommandAllocations(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c, p := newScript(t).connect(Options{Timeout: time.Hour})
+			unchecked(c)
 			go p.canned(len(tt.request), []byte(tt.answer))
 			cancellable, cancel := context.WithCancel(background)
 			defer cancel()

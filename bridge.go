@@ -57,8 +57,8 @@ type Client struct {
 
 	mu        lock             // guards the rest; taken before a bridge's
 	dedicated map[*bridge]bool // those for blocking commands and sessions
-	free      []*bridge        // of these, not in use; the one used last at the end
-	over      []*bridge        // of these, ended, and not in use any more
+	free      []*bridge        // K1: of these, not in use, no session's, at most MaxDedicated; the one used last at the end
+	over      []*bridge        // K2: of these, ended, not in use any more, not free
 	past      Stats            // the counts of those that are gone
 	ending    bool             // Shutdown or Close was called
 }
@@ -672,6 +672,21 @@ func (c *Client) report() {
 // bridge is one logical connection. There are Conns of them for ordinary commands, one for all subscriptions, and dedicated ones, each for
 // one blocking command after the other, or for one session; those are connected when they are needed, and end early, when the caller of
 // a blocking command leaves, or with their session.
+//
+// What holds whenever the lock is free, until the bridge has ended:
+//
+//	B1   cur, next and old are among conns, each once, and none of conns is over
+//	B2   what is neither cur nor next is retired or broken; these are two, and not retired
+//	B3   Holding has a replacement and a connection to replace; no other phase has a replacement
+//	B4   Holding has something in flight (subscriptions hold for another reason)
+//	B5   what stands in the backlog and may be written has the flusher awake, or somebody who writes
+//	B6   the dialler runs whenever a connection is needed, and only the dialler dials
+//	B7   the timer comes no later than the phase ends, and than the next sweep if anything waits
+//	B8   told is of a replacement
+//	B9   who waits for a renewal waits for the newest, or an older one
+//	B10  an announcement holds for no longer than HoldCap
+//	B11  no more is answered or in flight than was sent
+//	B12  a session is never in a handoff
 type bridge struct {
 	c        *Client
 	hub      *hub          // of the bridge for subscriptions
@@ -1772,7 +1787,8 @@ func (s *Subscription) pushLocked(r received) {
 }
 
 // hub is what the bridge for subscriptions has that others have not: what is wanted, and what each connection delivers. All of it is
-// guarded by that bridge's lock.
+// guarded by that bridge's lock. H1: each feed is of a connection that is not over. H2: one at most is live. H3: who wants a topic
+// stands there once, and the topic among what it wants. H4: what is queued for one is no more than MaxMessages and a gap.
 type hub struct {
 	b       *bridge
 	topics  map[topic][]*Subscription

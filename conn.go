@@ -405,6 +405,15 @@ type connOwner interface {
 //	retired   nothing new is written to it; its reader goes on           → broken, with errRetired when nobody waits on it
 //	broken    broken is set: writing has ended, or ends with the write under way; what was not sent goes back → ended
 //	ended     reading has ended too: what was still in flight is cut off
+//
+// What holds whenever the lock is free:
+//
+//	C1  wrote ≤ taken ≤ given, and what was given and not taken is in out
+//	C2  what was taken is written, is being written, or the connection is broken
+//	C3  the messages in flight stand one behind the other in the count of bytes, and the last one ends at given, unless broken
+//	C4  somebody will write what was given, and hang up when nobody waits on a retired connection: who writes, or the flusher
+//	C5  while nobody reads, nothing that was taken waits for a reply, and the connection is not broken
+//	C6  reading ends only when broken, and the connection when both have: with nothing in flight and nothing to write
 type conn struct {
 	// Set by the dialler before start, and read-only after it.
 	nc       net.Conn // what is read and written: TLS, or raw itself

@@ -102,9 +102,9 @@ type relaxation struct {
 	failover TickDeadline // one is under way, or is just over
 
 	mu      sync.Mutex                // taken after a bridge's, and never held over anything else
-	windows [windowKinds]TickDeadline // guarded by mu, and so are the rest
+	windows [windowKinds]TickDeadline // guarded by mu, as are the next two. R1: none lasts longer than RelaxedWindowMax
 	openers [windowKinds]int
-	seen    []notification // the latest 64, oldest first: each connection is told of each
+	seen    []notification // R2: at most the latest 64, oldest first: each connection is told of each
 }
 
 // observe takes note of a notification read at t. If it is no copy of one read before, tell is called, still under the lock so that
@@ -236,7 +236,7 @@ type handoff struct {
 	phase     Phase
 	giveUpAt  tick          // Preparing ends
 	holdUntil tick          // Holding ends
-	budget    time.Duration // what is left to hold for this announcement; nothing, if negative
+	budget    time.Duration // what is left to hold for this announcement; nothing, if negative. M1: Holding has some. M2: time ends all phases but Done
 }
 
 // happening is what a handoff can be told.

@@ -19,8 +19,8 @@ type announcement struct {
 	notification        // as it was first read; without its successor, if that was refused
 	number       uint64 // from the counter that dials take theirs from: which of the two came first
 	wall         time.Time
-	found        string   // IP:port that the poll found
-	told         []string // the hosts that connections to were told of it; only appended to
+	found        string   // IP:port that the poll found. P1: nobody was told to leave it
+	told         []string // the hosts that connections to were told of it; only appended to. P2: each once
 	renewal      bool     // it is no announcement, but a renewal,
 	asked        bool     // and not one that what a server said is the reason for
 }

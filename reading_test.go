@@ -2019,6 +2019,7 @@ func listens(t *testing.T, request int, answer string) net.Listener {
 
 // allocates measures a call by a lone caller with contexts of every kind, and that such a caller reads for itself.
 func allocates(t *testing.T, c *Client, when string, most float64, do func(context.Context, *Client) error) {
+	unchecked(c)
 	eachContext(func(name string, ctx context.Context) {
 		alone := false
 		run := func() {
