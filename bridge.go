@@ -704,10 +704,10 @@ type bridge struct {
 
 	hand   handoff
 	traced func(before handoff, e happening, t tick, a action) // nil but in tests: what the machine was told, and said
-	record Handoff       // of the handoff that was joined last
-	old    *conn         // which that handoff replaces or replaced, while it lives
-	told   *notification // the MOVING with the highest number that next has read
-	later  bool          // a newer one than was joined waits for the end of a hold
+	record Handoff                                             // of the handoff that was joined last
+	old    *conn                                               // which that handoff replaces or replaced, while it lives
+	told   *notification                                       // the MOVING with the highest number that next has read
+	later  bool                                                // a newer one than was joined waits for the end of a hold
 
 	dialling    bool // the dialler's goroutine runs
 	quest       quest
