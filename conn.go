@@ -934,7 +934,7 @@ func (o Options) dial(ctx context.Context, network, addr string, successor bool)
 	if ctx.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded) { // a socket's deadline can come just before ctx's
 		err = fmt.Errorf("%w: %w", cmp.Or(ctx.Err(), context.DeadlineExceeded), err)
 	}
-	return nil, fmt.Errorf("baton: dial %s: %w", addr, err)
+	return nil, &callError{"dial " + addr, err}
 }
 
 // dialOnce returns a connection also with an error, if it is the handshake that failed.
@@ -1001,11 +1001,18 @@ func (o *Options) handshake(ctx context.Context, c *conn) error {
 		return err
 	}
 	c.deaf = cmp.Or(c.deaf, replies[0].Err())
-	pong := replies[len(replies)-1]
-	if text, _ := pong.Text(); text != "PONG" {
-		return fmt.Errorf("PING: the answer is a %v, %q", pong.Kind(), text)
+	switch pong, _ := replies[len(replies)-1].Text(); {
+	case o.repeatedIn([]byte(pong)):
+		return errors.New("PING: the answer repeats the password")
+	case pong != "PONG":
+		return fmt.Errorf("PING: the answer is %.60q", pong)
 	}
 	return nil
+}
+
+// repeatedIn says whether the password, or the beginning of a long one, is in what a server says. No error may show that.
+func (o *Options) repeatedIn(said []byte) bool {
+	return o.Password != "" && bytes.Contains(said, []byte(o.Password[:min(len(o.Password), 8)]))
 }
 
 // hello authenticates and chooses the protocol. A server or proxy that has no HELLO, or does not let this user say it, is
@@ -1084,10 +1091,14 @@ func (o *Options) exchange(c *conn, steps ...step) (replies []Reply, err error) 
 				refusal.Message = strings.ReplaceAll(refusal.Message, o.Password, "***")
 				refusal.Message, _, _ = strings.Cut(refusal.Message, o.Password[:min(len(o.Password), 8)])
 			}
-			if s.must && r.Err() != nil {
-				return nil, fmt.Errorf("%s: %w", s.command, r.Err())
+			wrong := r.Err()
+			if wrong == nil && s.command != "HELLO 3" {
+				_, wrong = r.Text() // what is no text is no answer to any of the others
 			}
-		case (ok || bad != nil) && o.Password != "" && bytes.Contains(c.dec.buf, []byte(o.Password[:min(len(o.Password), 8)])):
+			if wrong != nil && (s.must || r.Err() == nil) {
+				return nil, fmt.Errorf("%s: %w", s.command, wrong)
+			}
+		case (ok || bad != nil) && o.repeatedIn(c.dec.buf):
 			err = errors.New("protocol error, in which the password is repeated")
 		case ok:
 			err = fmt.Errorf("a reply that no command asked for: %.60q", c.dec.buf[f.start:f.end])
