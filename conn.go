@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"net/url"
@@ -284,9 +285,11 @@ var enumerations = map[reflect.Type][]string{
 	reflect.TypeFor[EndpointType]():  endpointNames[:],
 }
 
-// set sets the field of o, or of o.Maintenance, that name is in snake case. Its errors do not repeat text, nor a name that is none.
+// set sets the field of o, or of o.Maintenance, that name is in snake case: not where to connect to. Its errors do not repeat text, nor a name that is none.
 func (o *Options) set(name, text string) (err error) {
-	is := func(field string) bool { return strings.EqualFold(field, strings.ReplaceAll(name, "_", "")) }
+	is := func(field string) bool {
+		return field != "Network" && field != "Addr" && strings.EqualFold(field, strings.ReplaceAll(name, "_", ""))
+	}
 	v := reflect.ValueOf(&o.Maintenance).Elem().FieldByNameFunc(is)
 	if !v.IsValid() {
 		v = reflect.ValueOf(o).Elem().FieldByNameFunc(is)
@@ -315,7 +318,7 @@ func (o *Options) set(name, text string) (err error) {
 }
 
 // ParseURL reads options from redis://[user[:password]@]host[:port][/db][?option=value…], rediss:// (TLS) or
-// unix://[user[:password]@]/path[?db=n…]. The options are the fields of Options and Maintenance in snake case; durations are
+// unix://[user[:password]@]/path[?db=n…]. The options are the fields of Options, but those two, and Maintenance in snake case; durations are
 // written as in "1.5s". An error never repeats the URL, which may hold a password.
 func ParseURL(rawURL string) (Options, error) {
 	var o Options
@@ -324,7 +327,7 @@ func ParseURL(rawURL string) (Options, error) {
 	if err == nil {
 		query, err = url.ParseQuery(u.RawQuery)
 	}
-	if err != nil {
+	if err != nil || u.Opaque != "" || u.Fragment != "" { // a password with a # in it, for one
 		return o, errors.New("baton: URL: not well formed")
 	}
 	switch host, _ := splitEndpoint(u.Host); {
@@ -343,8 +346,8 @@ func ParseURL(rawURL string) (Options, error) {
 	}
 	o.Username = u.User.Username()
 	o.Password, _ = u.User.Password()
-	for name, values := range query {
-		if err := o.set(name, values[len(values)-1]); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(query)) { // two spellings can mean the same option
+		if err := o.set(name, query[name][len(query[name])-1]); err != nil {
 			return o, fmt.Errorf("baton: URL: %w", err)
 		}
 	}

@@ -379,3 +379,27 @@ func TestAContextIsNotAskedUnderTheLock(t *testing.T) {
 	}
 	ctx.mu.Unlock()
 }
+
+func TestAnEndpointThatCannotBeDialledIsNone(t *testing.T) {
+	for _, text := range []string{".:7002", "?.:7002", "..:1", "a]b:1", "a[b:1", "[ ]:1", "a b:1"} {
+		if got := usableEndpoint(text); got != "" {
+			t.Errorf("%q is dialled as %q", text, got)
+		}
+	}
+	if got := usableEndpoint("db.example.com.:1"); got != "db.example.com:1" {
+		t.Error(got)
+	}
+}
+
+func TestParseURLMeansAllOfTheURL(t *testing.T) {
+	for _, raw := range []string{"redis:db.example.com:7000", "redis://u:1#hunter2@h", "redis://h#f", "redis://h?network=hunter2", "redis://h?addr=:hunter2"} {
+		if o, err := ParseURL(raw); err == nil || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: %+v, %v", raw, o, err)
+		}
+	}
+	for range 50 {
+		if o, err := ParseURL("redis://h/3?DB=4"); err != nil || o.DB != 3 {
+			t.Errorf("%d, %v", o.DB, err)
+		}
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 )
 
 // notification is a maintenance frame.
@@ -87,10 +88,12 @@ func integer(elems []Reply, i int) (int64, bool) {
 // usableEndpoint is an announced endpoint as it can be dialled, or nothing: placeholders ("?", "null", no port, port 0) name nobody.
 func usableEndpoint(text string) string {
 	host, port := splitEndpoint(strings.TrimSpace(text))
-	if host == "" || host == "?" || port == "" || len(host) > 253 { // the longest name that DNS knows
+	host = strings.TrimRight(host, ".")
+	none := host == "" || host == "?" || port == "" || len(host) > 253 // the longest name that DNS knows
+	if none || strings.ContainsFunc(host, func(c rune) bool { return c == '[' || c == ']' || unicode.IsSpace(c) }) {
 		return ""
 	}
-	return net.JoinHostPort(strings.TrimSuffix(host, "."), port)
+	return net.JoinHostPort(host, port)
 }
 
 // relaxation is the relaxed windows of a client: while one is open, timeouts count as no less than the relaxed one. It only loosens.
