@@ -285,7 +285,8 @@ var enumerations = map[reflect.Type][]string{
 	reflect.TypeFor[EndpointType]():  endpointNames[:],
 }
 
-// set sets the field of o, or of o.Maintenance, that name is in snake case: not where to connect to. Its errors do not repeat text, nor a name that is none.
+// set sets the field of o, or of o.Maintenance, that name is in snake case, but not where to connect to. Its errors do not repeat text, nor
+// a name that is none.
 func (o *Options) set(name, text string) (err error) {
 	is := func(field string) bool {
 		return field != "Network" && field != "Addr" && strings.EqualFold(field, strings.ReplaceAll(name, "_", ""))
@@ -318,7 +319,7 @@ func (o *Options) set(name, text string) (err error) {
 }
 
 // ParseURL reads options from redis://[user[:password]@]host[:port][/db][?option=value…], rediss:// (TLS) or
-// unix://[user[:password]@]/path[?db=n…]. The options are the fields of Options, but those two, and Maintenance in snake case; durations are
+// unix://[user[:password]@]/path[?db=n…]. The options are the fields of Options (but Network and Addr) and Maintenance in snake case; durations are
 // written as in "1.5s". An error never repeats the URL, which may hold a password.
 func ParseURL(rawURL string) (Options, error) {
 	var o Options
