@@ -1599,18 +1599,12 @@ type Subscription struct {
 
 	// Guarded by the lock of the hub's bridge.
 	topics map[string]*interest // by name
-	queue  []received           // at most MaxMessages, and gaps
+	queue  []published          // at most MaxMessages, and gaps
 	err    error                // why nothing more will come
 }
 
 // topic is what can be subscribed to: kind is "" for a channel, "p" for a pattern, "s" for a shard channel.
 type topic struct{ kind, name string }
-
-// received is a message, or a gap if missed is not zero.
-type received struct {
-	published
-	missed int
-}
 
 // interest is that of one Subscription in one topic.
 type interest struct {
@@ -1645,10 +1639,10 @@ func (s *Subscription) Receive(ctx context.Context) (Message, error) {
 			return Message{}, err
 		}
 		b.mu.Lock()
-		var next received
+		var next published
 		err, some := s.err, len(s.queue) > 0
 		if some {
-			next, s.queue[0] = s.queue[0], received{}
+			next, s.queue[0] = s.queue[0], published{}
 			s.queue = s.queue[1:]
 		}
 		if len(s.queue) > 0 || err != nil {
@@ -1769,19 +1763,19 @@ func (s *Subscription) Close() error {
 }
 
 // pushLocked queues a message or a gap. A subscriber that is slow misses messages; nobody waits for it.
-func (s *Subscription) pushLocked(r received) {
+func (s *Subscription) pushLocked(p published) {
 	n := len(s.queue)
-	if r.missed == 0 && n >= s.h.b.c.opts.MaxMessages {
-		r = received{missed: 1}
+	if p.missed == 0 && n >= s.h.b.c.opts.MaxMessages {
+		p = published{missed: 1}
 	}
-	if last := n - 1; r.missed != 0 && n > 0 && s.queue[last].missed != 0 { // one after another is one
-		if sum := &s.queue[last].missed; *sum < 0 || r.missed < 0 {
+	if last := n - 1; p.missed != 0 && n > 0 && s.queue[last].missed != 0 { // one after another is one
+		if sum := &s.queue[last].missed; *sum < 0 || p.missed < 0 {
 			*sum = -1
 		} else {
-			*sum += r.missed
+			*sum += p.missed
 		}
 	} else {
-		s.queue = append(s.queue, r)
+		s.queue = append(s.queue, p)
 	}
 	poke(s.wake)
 }
@@ -1808,10 +1802,11 @@ type feed struct {
 	seen   []published    // what came, as long as another connection may bring some of the same
 }
 
-// published is what came of one topic.
+// published is what came of one topic, or a gap in the queue of a subscription.
 type published struct {
 	topic
 	channel, payload string
+	missed           int // not 0: so many messages are missing here; negative: nobody knows how many
 }
 
 // request is a SUBSCRIBE of one topic, whose refusal is its own then, or an UNSUBSCRIBE of all of a kind, which the server carries out at once.
@@ -1927,7 +1922,7 @@ func (h *hub) pushed(c *conn, push Reply) {
 		switch {
 		case f == nil: // another took its place
 		case verb == "message":
-			h.messageLocked(f, published{t, text(len(elems) - 2), text(len(elems) - 1)})
+			h.messageLocked(f, published{topic: t, channel: text(len(elems) - 2), payload: text(len(elems) - 1)})
 		case verb == "subscribe":
 			if confirmed, asked := f.have[t]; confirmed || !asked {
 				break
@@ -1936,7 +1931,7 @@ func (h *hub) pushed(c *conn, push Reply) {
 			for _, s := range h.topics[t] {
 				in := s.topics[t.name]
 				if f.live && in.confirmed { // it had been ended by the server
-					s.pushLocked(received{missed: -1})
+					s.pushLocked(published{missed: -1})
 				}
 				in.confirmed = in.confirmed || f.live
 			}
@@ -2010,7 +2005,7 @@ func (h *hub) messageLocked(f *feed, p published) {
 
 func (h *hub) deliverLocked(p published) {
 	for _, s := range h.topics[p.topic] {
-		s.pushLocked(received{published: p})
+		s.pushLocked(p)
 	}
 }
 
@@ -2203,7 +2198,7 @@ func (h *hub) takeOverLocked(f *feed) {
 		}
 	}
 	for s := range missed {
-		s.pushLocked(received{missed: -1})
+		s.pushLocked(published{missed: -1})
 	}
 	for _, p := range f.seen {
 		if twice[p.topic]--; twice[p.topic] < 0 {
