@@ -775,15 +775,10 @@ func (b *bridge) writeLocked(c *conn, m *message) {
 // takeBackLocked puts work that was given to a connection, and of which not a byte was sent, at the head of the backlog. That of
 // subscriptions was meant for that connection alone, and fails.
 func (b *bridge) takeBackLocked(unsent []*message) {
-	if b.hub == nil {
-		b.stats.Sent -= uint64(b.backlog.returnLocked(unsent))
-		return
+	b.stats.Sent -= uint64(b.backlog.returnLocked(unsent))
+	if b.hub != nil {
+		b.failLocked(b.backlog.cutLocked(b.backlog.head, popped), ErrNoConnection)
 	}
-	for _, m := range unsent {
-		m.place = popped
-		b.stats.Sent -= uint64(m.want)
-	}
-	b.failLocked(unsent, ErrNoConnection)
 }
 
 // failLocked fails popped messages that were never sent.
