@@ -307,7 +307,7 @@ func (c *Client) goneLocked(b *bridge) bool {
 // giveBack makes room for who waits in borrow. A bridge whose caller left, or whose session is over, ends.
 func (c *Client) giveBack(b *bridge) {
 	c.mu.Lock()
-	if b.session != nil || b.over() {
+	if b.session != nil || b.over() != nil {
 		c.endLocked(b)
 	} else {
 		c.free = append(c.free, b)
@@ -432,7 +432,6 @@ func aborted(err error) error {
 // before or after, and is never handed off: when it is lost, every call fails at once with ErrNoConnection, never sent, and one with an
 // EXEC is ErrTxAborted, too. So it is when the caller of a blocking command leaves. Its methods may be called by several goroutines.
 type Session struct {
-	c      *Client
 	b      *bridge
 	moving chan time.Time
 	told   bool // that it will be cut; guarded by the bridge's lock
@@ -441,29 +440,29 @@ type Session struct {
 
 // Session takes one of at most MaxDedicated connections, waiting for one within ctx, and dials it. It must be closed.
 func (c *Client) Session(ctx context.Context) (*Session, error) {
-	s := &Session{c: c, moving: make(chan time.Time, 1)}
-	var err error
-	if s.b, err = c.borrow(ctx, s); err != nil {
-		return nil, &callError{"session", err}
-	}
-	if err := s.Do(ctx, "PING").Err(); err != nil {
+	s := &Session{moving: make(chan time.Time, 1)}
+	b, err := c.borrow(ctx, s)
+	if err == nil {
+		s.b = b
+		if err = s.Do(ctx, "PING").Err(); err == nil {
+			return s, nil
+		}
 		s.Close()
-		return nil, &callError{"session", err}
 	}
-	return s, nil
+	return nil, &callError{"session", err}
 }
 
 // Do is as Client.Do. An EXEC given by hand has the server's own reply: null if a watched key was changed.
-func (s *Session) Do(ctx context.Context, args ...any) Reply { return s.c.do(ctx, s, args) }
+func (s *Session) Do(ctx context.Context, args ...any) Reply { return s.b.c.do(ctx, s, args) }
 
 // DoBatch is as Client.DoBatch.
 func (s *Session) DoBatch(ctx context.Context, b *Batch) ([]Reply, error) {
-	return s.c.batch(ctx, s, b, byHand, false)
+	return s.b.c.batch(ctx, s, b, byHand, false)
 }
 
 // DoTx is as Client.DoTx.
 func (s *Session) DoTx(ctx context.Context, b *Batch) ([]Reply, error) {
-	return outcome(s.c.batch(ctx, s, b, inSession, true))
+	return outcome(s.b.c.batch(ctx, s, b, inSession, true))
 }
 
 // Moving has one value when the server has announced that it will cut the connection: when. It is never closed.
@@ -471,9 +470,7 @@ func (s *Session) Moving() <-chan time.Time { return s.moving }
 
 // Close ends the connection at once, and with ErrClosed what is outstanding on it. It returns nil, also the second time.
 func (s *Session) Close() error {
-	s.over.Do(func() {
-		s.c.giveBack(s.b)
-	})
+	s.over.Do(func() { s.b.c.giveBack(s.b) })
 	return nil
 }
 
@@ -511,20 +508,16 @@ func (c *Client) watch(ctx context.Context, args []any, fn func(*Session, *Batch
 	if err = s.Do(ctx, args...).Err(); err == nil {
 		err = fn(s, &b)
 	}
-	if err != nil {
-		lost = s.lost()
-		return nil, lost, lost, err
+	complete := err == nil
+	if complete {
+		replies, err = s.DoTx(ctx, &b)
 	}
-	replies, err = s.DoTx(ctx, &b)
-	again = errors.Is(err, ErrTxAborted) && !errors.Is(err, ErrClosed)
-	return replies, again, again && s.lost(), err
-}
-
-// lost says that the server, or what is between, has ended the session.
-func (s *Session) lost() bool {
-	s.b.mu.Lock()
-	defer s.b.mu.Unlock()
-	return errors.Is(s.b.ended, ErrNoConnection) && s.b.ended != errLeft
+	why := s.b.over()
+	lost = errors.Is(why, ErrNoConnection) && why != errLeft // the server, or what is between, has ended the session
+	if again = lost; complete {
+		again = errors.Is(err, ErrTxAborted) && !errors.Is(err, ErrClosed)
+	}
+	return replies, again, lost, err
 }
 
 // Stats are counts since Dial, and states at the moment of the call.
@@ -761,10 +754,11 @@ func (b *bridge) enter(m *message, done <-chan struct{}) (from *conn, err error)
 	return from, nil
 }
 
-func (b *bridge) over() bool {
+// over is why nothing may enter any more, nil as long as it may.
+func (b *bridge) over() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.ended != nil
+	return b.ended
 }
 
 func (b *bridge) writeLocked(c *conn, m *message) {
