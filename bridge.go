@@ -555,10 +555,9 @@ func (c *Client) Stats() Stats {
 
 // count adds the counts of o.
 func (s *Stats) count(o *Stats) {
-	for sum, n := range map[*uint64]uint64{&s.Sent: o.Sent, &s.Answered: o.Answered, &s.Failed: o.Failed, &s.TimedOut: o.TimedOut,
-		&s.Held: o.Held, &s.Reconnects: o.Reconnects, &s.Handoffs: o.Handoffs, &s.HandoffsGivenUp: o.HandoffsGivenUp} {
-		*sum += n
-	}
+	s.Sent, s.Answered, s.Failed, s.TimedOut = s.Sent+o.Sent, s.Answered+o.Answered, s.Failed+o.Failed, s.TimedOut+o.TimedOut
+	s.Held, s.Reconnects = s.Held+o.Held, s.Reconnects+o.Reconnects
+	s.Handoffs, s.HandoffsGivenUp = s.Handoffs+o.Handoffs, s.HandoffsGivenUp+o.HandoffsGivenUp
 }
 
 // Close ends the client at once. What was not written fails with ErrClosed, never sent; what was written and not answered fails
