@@ -2175,18 +2175,14 @@ func (h *hub) takeOverLocked(f *feed) {
 			twice[t] = overlap(before[t], after, max(len(certain[t]), len(early[t]), 1-len(sure)))
 		}
 	}
-	missed := map[*Subscription]bool{}
 	for t, subs := range h.topics {
 		for _, s := range subs {
 			in := s.topics[t.name]
 			if in.confirmed && !sure[t] {
-				missed[s] = true
+				s.pushLocked(published{missed: -1}) // those of several topics are one
 			}
 			in.confirmed = in.confirmed || f.have[t]
 		}
-	}
-	for s := range missed {
-		s.pushLocked(published{missed: -1})
 	}
 	for _, p := range f.seen {
 		if twice[p.topic]--; twice[p.topic] < 0 {
