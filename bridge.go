@@ -980,11 +980,6 @@ func (b *bridge) pumpLocked() {
 func (b *bridge) endedLocked(c *conn, cut int) {
 	if b.hub != nil {
 		delete(b.hub.feeds, c)
-		for _, f := range b.hub.feeds {
-			if f.live && len(b.hub.feeds) == 1 {
-				f.seen = nil // nothing else brings any of it
-			}
-		}
 	}
 	b.conns = slices.DeleteFunc(b.conns, func(other *conn) bool { return other == c })
 	if b.stats.Failed += uint64(cut); cut > 0 {
@@ -1972,22 +1967,18 @@ func (b *bridge) refusedLocked(c *conn, err error) {
 
 // messageLocked passes a message on, or keeps it, or both.
 func (h *hub) messageLocked(f *feed, p published) {
-	if !f.have[p.topic] {
+	late := f.c
+	switch {
+	case !f.have[p.topic]:
 		return
-	}
-	if !f.live || len(h.feeds) > 1 {
-		if f.seen = append(f.seen, p); len(f.seen) == maxSeen {
-			c := f.c
-			if f.live {
-				c = h.b.next
-			}
-			if c != nil {
-				c.hangUpLocked(errors.New("baton: subscriptions take too long to move"))
-			}
-		}
-	}
-	if f.live {
+	case f.live:
 		h.deliverLocked(p)
+		late = h.b.next
+	}
+	if f.live && len(h.feeds) == 1 {
+		f.seen = nil // nothing else brings any of it
+	} else if f.seen = append(f.seen, p); len(f.seen) == maxSeen && late != nil {
+		late.hangUpLocked(errors.New("baton: subscriptions take too long to move"))
 	}
 }
 
