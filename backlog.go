@@ -52,8 +52,7 @@ type message struct {
 	place      place
 	abandoned  bool // nobody waits for it
 
-	// Set by the caller before it gives the message away, and not changed until it is recycled. The bytes are the message's own:
-	// neither arguments nor a Batch are read after their call has returned.
+	// Set before the message is given away, then left alone until it is recycled. The bytes are its own: no argument is read after its call.
 	fence     bool // a PING, behind commands that are answered by push frames or errors: Timeout is not for it
 	appending bool // the reply's text is appended to dst instead of becoming reply
 	want      int  // replies that answer it
@@ -191,8 +190,7 @@ func (q *queue) cutLocked(m *message, p place) (cut []*message) {
 	return cut
 }
 
-// returnLocked puts what was cut from a connection's queue, and of which no byte was sent, at the head of the backlog, in its order, and
-// counts the commands. What was given up is recycled: nobody wants it written.
+// returnLocked puts what a connection did not send back at the head of the backlog, in order, and counts the commands. What was given up is recycled.
 func (q *queue) returnLocked(unsent []*message) (commands int) {
 	for _, m := range slices.Backward(unsent) {
 		commands += m.want
@@ -210,9 +208,8 @@ func (q *queue) admitsLocked(m *message, commands, bytes int) bool {
 	return q.empty() || q.commands+m.want <= commands && q.bytes+len(m.buf) <= bytes
 }
 
-// sweepLocked wakes the callers of all messages whose own time was over at limit or before; what stands in line since before from
-// counts as begun then. Nothing overtakes in a queue, so it goes on only while it finds some, or passes what blocks or is a fence: in an
-// orderly one it looks at the head.
+// sweepLocked wakes the callers of messages whose own time was over at limit; what stands in line since before from counts as begun then.
+// Nothing overtakes in a queue, so it goes on only while it finds some, or passes what blocks or is a fence: mostly it looks at the head.
 func (q *queue) sweepLocked(from, limit tick) {
 	for m := q.head; m != nil; m = m.next {
 		due := max(m.start, from).add(m.span) <= limit && (!m.fence || limit == never)

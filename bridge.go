@@ -1,19 +1,16 @@
 // Package baton is a Redis client whose connection hands itself to another server, under full load, without failing a command,
 // when the server announces maintenance.
 //
-// A Client has one or more bridges. A bridge is one logical connection: it writes to its current physical connection, keeps
-// what cannot be written yet in its backlog, and replaces the connection when that is lost, or when its server says that it
-// will be. Then the replacement is brought up first, new work is held for one round trip while the old connection empties, the
-// replacement takes over, and what is still unanswered finishes on the old one. README.md has the contract.
+// A Client has one or more bridges, each one logical connection: it writes to its current physical connection, keeps what cannot be written
+// yet in its backlog, and replaces a connection that is lost, or will be, as its server says. Then the replacement is brought up first, new work is
+// held for one round trip while the old one empties, and what is still unanswered finishes there. README.md has the contract.
 //
 // Read the files in this order: tickdeadline, resp3, backlog, conn, pin, handoff, bridge.
 package baton
 
-// This file holds the public Client and the bridge: the one lock, the write path, the dialler, and what the handoff's actions
-// mean. Every goroutine comes through here: callers, readers and flushers of connections, the dialler, the timer. Each bridge
-// has one mutex; what was read before it was taken is not believed after it, because a mutex is not fair and anything may have
-// happened while waiting. It is never held across a system call, a callback, a dial or an operation that can block. Lock order:
-// bridge, then pin or relaxation; never two bridges.
+// This file holds the public Client and the bridge: the one lock, the write path, the dialler, what the handoff's actions mean. Callers, readers,
+// flushers, dialler and timer all come through here. Each bridge has one mutex. It is not fair, so nothing read before it was taken is believed
+// after it; it is never held across what can block: a system call, callback or dial. Lock order: bridge, then pin or relaxation; never two bridges.
 
 import (
 	"bytes"
@@ -107,8 +104,7 @@ func (c *Client) newBridge() *bridge {
 
 var inspect func(b *bridge) // nil but in tests: it sees each bridge before its use
 
-// each does something with every bridge there is now, under its lock, and returns the counts of those that there were before. If it is the
-// end, no further one comes into use.
+// each does something with every bridge, under its lock, and returns the counts of those that are gone. With end no further one comes into use.
 func (c *Client) each(end bool, do func(b *bridge)) (past Stats) {
 	c.mu.Lock()
 	c.ending = c.ending || end
@@ -171,9 +167,8 @@ func (c *Client) dial(ctx context.Context, attempt uint64, to target) (*conn, er
 // Do sends one command and waits for its reply. Arguments are strings, byte slices, integers, floats and booleans; anything else
 // is an error and nothing is sent. The error, if any, is in the reply. When ctx ends, Do returns at once.
 //
-// A command that blocks (BLPOP, XREAD with BLOCK, …) has a connection to itself: it waits for one of MaxDedicated as long as ctx lets it,
-// and Timeout counts from when its own time is over; never, if that is 0. If its caller leaves, that connection is closed, so that nothing is popped for nobody: what the server popped
-// just before is lost.
+// A command that blocks (BLPOP, XREAD with BLOCK, …) has a connection to itself, one of MaxDedicated, for which it waits within ctx. Timeout counts
+// from when its own time is over; never, if that is 0. If its caller leaves, it is closed: nothing is popped for nobody, but what just was is lost.
 func (c *Client) Do(ctx context.Context, args ...any) Reply { return c.do(ctx, nil, args) }
 
 // do is Do of the client, or of a session.
@@ -223,8 +218,7 @@ func (c *Client) send(ctx context.Context, s *Session, m *message, args []any) e
 	return err
 }
 
-// run gives m to a bridge and waits for its replies. own says whether m is the caller's again, to be recycled; it is not when the
-// caller left while m was in flight.
+// run gives m to a bridge and waits for its replies. own: m is the caller's again, to be recycled; not so if it left while m was in flight.
 func (c *Client) run(ctx context.Context, s *Session, m *message) (own bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return true, &commandError{err, false}
@@ -316,8 +310,7 @@ func (c *Client) giveBack(b *bridge) {
 	<-c.slots
 }
 
-// Batch is a list of commands that are written together. The zero Batch is empty and ready. It is not for use by several
-// goroutines at the same time, and may be reused when the call that it was given to has returned.
+// Batch is a list of commands to be written together; the zero Batch is empty. It is for one goroutine at a time, and reusable after each call.
 type Batch struct {
 	buf     []byte
 	n       int
@@ -349,10 +342,9 @@ func (b *Batch) Len() int { return b.n }
 // Reset empties the batch, keeping its memory.
 func (b *Batch) Reset() { *b = Batch{buf: b.buf[:0]} }
 
-// DoBatch sends the commands of a batch in one piece and waits for all replies, which are in the order of the commands. It is not
-// a transaction. The error is nil if every reply came, though any of them may be a server's error. If some did not come, the
-// replies that did are returned, and the others are failures; if none did, or the call ended by ctx, Timeout or Close, none are.
-// Commands that block take the batch along to a connection of its own; their times add up.
+// DoBatch sends the commands of a batch in one piece, not as a transaction, and waits for all replies, which are in their order. The error is nil
+// if every reply came, though any may be a server's error. If some did not, those that did are returned, and the others are failures; if none did,
+// or the call ended by ctx, Timeout or Close, none are. Commands that block take the batch to a connection of its own; their times add up.
 func (c *Client) DoBatch(ctx context.Context, b *Batch) ([]Reply, error) {
 	return c.batch(ctx, nil, b, batched, false)
 }
@@ -388,11 +380,10 @@ func (c *Client) batch(ctx context.Context, s *Session, b *Batch, limit reach, t
 	return replies, err
 }
 
-// DoTx sends the commands of a batch as a transaction, MULTI … EXEC in one piece, and returns their replies. A transaction whose EXEC
-// answered null, since a watched key was changed, is ErrTxAborted. If commands were refused when they were queued, nothing is executed:
-// the error wraps the first refusal, a *ServerError, and the replies are those to the queueing. The same if the server refused MULTI itself
-// (BUSY, LOADING, NOPERM): then the commands behind it were already written, and may have been executed one by one: the replies are the
-// server's answer to each. No replies are returned with any other error.
+// DoTx sends the commands of a batch as a transaction, MULTI … EXEC in one piece, and returns their replies. If EXEC answered null, since a watched
+// key was changed, the error is ErrTxAborted. If commands were refused when queued, nothing is executed: the error wraps the first refusal, a
+// *ServerError, and the replies are those to the queueing. So too if MULTI itself was refused (BUSY, LOADING, NOPERM), but then the commands behind
+// it may have been executed one by one: the replies are the server's answer to each. With any other error there are no replies.
 func (c *Client) DoTx(ctx context.Context, b *Batch) ([]Reply, error) {
 	return outcome(c.batch(ctx, nil, b, batched, true))
 }
@@ -474,9 +465,8 @@ func (s *Session) Close() error {
 	return nil
 }
 
-// Watch runs a transaction that depends on keys: on a fresh session it watches them, has fn read what it needs and fill the batch, and
-// sends that as by DoTx. When a key was changed meanwhile, or the session was lost before EXEC was sent, it begins again, until ctx
-// ends. Else an error of fn ends it, and is returned; so does a batch left empty, with no replies.
+// Watch watches keys on a fresh session, has fn read what it needs and fill the batch, and sends that as by DoTx. When a key was changed, or the
+// session was lost before EXEC was sent, it begins again, until ctx ends. Otherwise fn's error, or a batch left empty, ends it without replies.
 func (c *Client) Watch(ctx context.Context, keys []string, fn func(*Session, *Batch) error) ([]Reply, error) {
 	args := []any{"WATCH"}
 	for _, key := range keys {
@@ -568,9 +558,8 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Shutdown refuses new work, waits for what is queued or in flight, and closes the client. When ctx ends first it closes at once
-// and returns ctx's error. A handoff that is holding work goes on; further announcements are ignored. Subscriptions last until then, and so
-// do sessions, but no further call.
+// Shutdown refuses new work, waits for what is queued or in flight, and closes the client; when ctx ends first, at once and with ctx's error. A
+// handoff that is holding work goes on; further announcements are ignored. Subscriptions last until then, as do sessions, without further calls.
 func (c *Client) Shutdown(ctx context.Context) error {
 	defer c.Close()
 	for {
@@ -661,9 +650,8 @@ func (c *Client) report() {
 	}
 }
 
-// bridge is one logical connection. There are Conns of them for ordinary commands, one for all subscriptions, and dedicated ones, each for
-// one blocking command after the other, or for one session; those are connected when they are needed, and end early, when the caller of
-// a blocking command leaves, or with their session.
+// bridge is one logical connection. Conns of them are for ordinary commands, one for all subscriptions; dedicated ones, for one blocking command
+// after the other or for one session, connect when needed, and end with their session, or when the caller of a blocking command leaves.
 //
 // What holds whenever the lock is free, until the bridge has ended:
 //
@@ -720,9 +708,8 @@ type bridge struct {
 	stats Stats // its counts alone
 }
 
-// enter gives m to the bridge. It decides everything in one critical section: a message that may be written joins the queue of
-// those in flight and its bytes the out-buffer; one that may not joins the backlog. After an error m is still the caller's, and
-// was never sent. What it returns else, if anything, is where the caller is to read.
+// enter gives m to the bridge. One critical section decides everything: what may be written joins those in flight, and its bytes the out-buffer;
+// else it joins the backlog. After an error m is the caller's, never sent; otherwise from, if it is not nil, is where the caller is to read.
 func (b *bridge) enter(m *message, done <-chan struct{}) (from *conn, err error) {
 	b.mu.Lock()
 	if err := b.refuseLocked(m); err != nil {
@@ -765,8 +752,7 @@ func (b *bridge) writeLocked(c *conn, m *message) {
 	c.enqueueLocked(m)
 }
 
-// takeBackLocked puts work that was given to a connection, and of which not a byte was sent, at the head of the backlog. That of
-// subscriptions was meant for that connection alone, and fails.
+// takeBackLocked puts unsent work back at the head of the backlog. That of subscriptions was meant for one connection alone, and fails.
 func (b *bridge) takeBackLocked(unsent []*message) {
 	b.stats.Sent -= uint64(b.backlog.returnLocked(unsent))
 	if b.hub != nil {
@@ -925,8 +911,7 @@ func (b *bridge) answeredLocked(c *conn, replies int) {
 	b.idleLocked()
 }
 
-// unsentLocked takes back what was given to a connection that is broken and of which it sent nothing, and sees to what the bridge
-// is without it. It may be told of the same connection more than once.
+// unsentLocked takes back what a broken connection did not send, and sees to what the bridge is without it. It may be called more than once.
 func (b *bridge) unsentLocked(c *conn, unsent []*message) {
 	b.takeBackLocked(unsent)
 	if b.ended != nil {
@@ -1166,8 +1151,7 @@ func (b *bridge) renewedLocked(number uint64, err error) {
 	}
 }
 
-// readOnlyLocked replaces a connection whose server takes no writes, if that is a failover's doing: the configured address leads to
-// the new master, or will soon.
+// readOnlyLocked replaces a connection whose server takes no writes, in a failover: the configured address leads to the new master, or will.
 func (b *bridge) readOnlyLocked(c *conn) {
 	if t := now(); b.c.relax.failover.pendingAt(t) && c == b.cur && b.renewal.number == 0 {
 		b.renewLocked(announcement{wall: time.Now()}, nil, t)
@@ -1222,8 +1206,7 @@ func (b *bridge) stepLocked(e happening, t tick) {
 	b.armLocked(b.hand.next())
 }
 
-// promoteLocked lets the replacement take over, in one critical section and without I/O: the old connection gives back what it
-// has not begun to write and lingers until it is empty, the new one becomes current.
+// promoteLocked lets the replacement take over, without I/O: the old connection gives back what it has not begun to write, and lingers.
 func (b *bridge) promoteLocked(t tick) {
 	b.holdEndedLocked()
 	b.record.Promoted = time.Now()
@@ -1395,8 +1378,7 @@ func (b *bridge) arrived(c *conn, err error, attempt uint64) {
 	}
 }
 
-// startLocked sets a new connection going, and reads the pushes that came in its handshake. One that closes a window is history
-// there: the last of them is replayed, even hours later, to whoever opts in.
+// startLocked sets a connection going and reads its handshake's pushes. One that closes a window is a replay there, perhaps hours old.
 func (b *bridge) startLocked(c *conn) {
 	b.conns = append(b.conns, c)
 	c.owner, c.mu = b, &b.mu
@@ -1459,9 +1441,8 @@ func (b *bridge) tick() {
 	b.mu.Unlock()
 }
 
-// sweepLocked tells the callers whose time is up to leave, and ends the connections that have fallen silent: with something
-// outstanding, no byte for twice the effective timeout. Time in which a write takes long but gets on does not count; a write that is
-// stuck does, or a host that is gone would be noticed under load only when TCP gives up, in a quarter of an hour.
+// sweepLocked tells callers whose time is up to leave, and ends connections that are silent: something outstanding, no byte for twice the effective
+// timeout. A write that takes long but gets on stops that clock; a stuck one does not: TCP itself gives a host up after a quarter of an hour.
 func (b *bridge) sweepLocked(t tick) {
 	o := &b.c.opts
 	timeout := b.c.relax.effective(o.Timeout, t)
@@ -1489,8 +1470,7 @@ func (b *bridge) sweepLocked(t tick) {
 	}
 }
 
-// keepAliveLocked sends a PING if the current connection has been idle for KeepAlive. Nobody waits for its reply; if none comes,
-// the connection is silent.
+// keepAliveLocked sends a PING if the connection was idle for KeepAlive. Nobody waits for it: without a reply the connection is silent.
 func (b *bridge) keepAliveLocked(t tick) {
 	c, every := b.cur, b.c.opts.KeepAlive
 	if !c.aliveLocked() || every < 0 || b.c.opts.Timeout < 0 || b.session != nil { // in a session it could be between MULTI and EXEC
@@ -1763,9 +1743,9 @@ func (s *Subscription) pushLocked(p published) {
 	poke(s.wake)
 }
 
-// hub is what the bridge for subscriptions has that others have not: what is wanted, and what each connection delivers. All of it is
-// guarded by that bridge's lock. H1: each feed is of a connection that is not over. H2: one at most is live. H3: who wants a topic
-// stands there once, and the topic among what it wants. H4: what is queued for one is no more than MaxMessages and a gap.
+// hub is what the bridge for subscriptions has beside: what is wanted, and what each connection delivers. The bridge's lock guards it. H1: each
+// feed is of a connection that is not over. H2: one at most is live. H3: who wants a topic stands there once, and the topic among what it wants. H4:
+// what is queued for one is no more than MaxMessages and a gap.
 type hub struct {
 	b       *bridge
 	topics  map[topic][]*Subscription
@@ -2040,8 +2020,7 @@ func (h *hub) tune(f *feed) {
 	}
 }
 
-// differenceLocked is what f's connection is to be asked for, and what it is to leave. What still comes of that is passed on to nobody, not
-// even to who wants it again: there would be a hole behind it.
+// differenceLocked is what f is to be asked for and to leave. What still comes of the latter is for nobody, even if wanted again: a hole follows.
 func (h *hub) differenceLocked(f *feed) (asked, left []topic) {
 	for t := range f.todo {
 		switch wanted := len(h.topics[t]) > 0; {
@@ -2248,8 +2227,7 @@ var (
 	initial [32]uint32 // by length modulo 32: bit n is set if a command with a rule begins with letter n modulo 32
 )
 
-// isPlain says of most commands that have no rule that it is so. To look all of them up would take 66 ns each, a tenth of what a command
-// costs under load.
+// isPlain says of most commands without a rule that they have none. Looking all up would take 66 ns, a tenth of a command's cost under load.
 func isPlain(name string) bool {
 	return name != "" && initial[len(name)%32]&(1<<(name[0]%32)) == 0 // in upper and lower case alike
 }
@@ -2316,8 +2294,7 @@ func blockIn(args []any) int {
 	return 0
 }
 
-// blocksFor is for how long a command may block: a year, if the time that it names is 0, which means for ever; the least that counts, if
-// the server will say that something is wrong with it.
+// blocksFor is for how long a command may block: a year for 0, which means for ever; the least that counts, if the server will refuse it.
 func (r *rule) blocksFor(args []any) time.Duration {
 	at := r.at
 	switch {

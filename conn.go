@@ -1,8 +1,7 @@
 package baton
 
-// This file holds the options, and one physical connection: how it is dialled and shaken hands with, and then, under the lock
-// of the bridge that it serves, its out-buffer, its flusher, its reader, its queue of messages in flight and its end. It must
-// not know where to dial or when to move; what it needs of its bridge is connOwner.
+// This file holds the options, and one physical connection: dialling, the handshake, and then, under its bridge's lock, its out-buffer, flusher,
+// reader, queue in flight and end. It must not know where to dial or when to move; what it needs of its bridge is connOwner.
 
 import (
 	"bytes"
@@ -84,8 +83,7 @@ func MaybeExecuted(err error) bool {
 	return errors.As(err, &e) && e.sent
 }
 
-// Options configures a Client. The zero value of each field is its documented default, so Options{Addr: a} is a full
-// configuration. Dial copies it; what it points to must not be changed afterwards.
+// Options configures a Client; the zero value of each field is its default. Dial copies it; what it points to must not be changed afterwards.
 type Options struct {
 	Network string // "tcp" (default) or "unix"
 	Addr    string // "host:port" (port 6379 if missing, IPv6 in brackets), or a path; default 127.0.0.1:6379
@@ -101,8 +99,7 @@ type Options struct {
 	Proxy string      // "socks5://[user:pass@]host:port"
 	// Dialer, if set, opens the connections; TLS, if set, is spoken over what it returns. Its context ends with the dial.
 	Dialer func(ctx context.Context, network, addr string) (net.Conn, error)
-	// Resolver looks host names up, afresh on every dial; nil is net.DefaultResolver. With a Dialer, names are looked up here
-	// only if it is set, and the Dialer is given IP:port.
+	// Resolver looks names up, afresh on every dial; nil: net.DefaultResolver. With a Dialer only if it is set: that is then given IP:port.
 	Resolver *net.Resolver
 
 	DialTimeout time.Duration // 5 s: connect, TLS and handshake together
@@ -120,8 +117,7 @@ type Options struct {
 	MaxDepth, MaxElements       int           // nesting of one reply and elements in it: 128 and 1<<24
 
 	Maintenance Maintenance
-	// OnEvent is called in order, on a goroutine of its own; while it does not return, up to 256 events wait and further ones
-	// are lost, which Stats.EventsLost counts.
+	// OnEvent is called in order, on a goroutine of its own. Up to 256 events wait for it; further ones are lost, see Stats.EventsLost.
 	OnEvent func(Event)
 	Logger  *slog.Logger // nil: silent; written to by the same goroutine
 }
@@ -595,8 +591,7 @@ func (c *conn) write(p outBuffer) {
 	}
 	if err != nil {
 		c.breakLocked(err)
-		// Replies that have arrived can still be read after a reset or a broken pipe. A second is far more than reading what is
-		// there takes, and ends the wait for a peer that is gone.
+		// Replies that have arrived can be read even after a reset: a second is ample for them, and ends the wait for a peer that is gone.
 		time.AfterFunc(time.Second, func() { c.raw.Close() })
 	}
 	c.owner.topUpLocked(c) // the flusher may have looked in vain meanwhile
@@ -659,8 +654,7 @@ func (c *conn) retireLocked() []*message {
 	return c.unsentFromLocked(c.taken)
 }
 
-// unsentFromLocked takes back what is in flight and begins at a byte not before from. What has a reply was received, whatever the
-// socket says: to write it again would shift every reply behind it.
+// unsentFromLocked takes back what begins at byte from or later. What has a reply was received: written again it would shift all replies behind it.
 func (c *conn) unsentFromLocked(from int64) []*message {
 	var first *message
 	for m := c.inFlight.tail; m != nil && m.begin >= from && m.got == 0; m = m.prev {
@@ -715,8 +709,7 @@ func (c *conn) readOnce() (err error) {
 	return err
 }
 
-// standAside is the reader leaving reading to callers. It returns when the role is the reader's again, and is not woken while calls
-// follow each other.
+// standAside is the reader leaving reading to callers, until the role is its own again. It is not woken while calls follow each other.
 func (c *conn) standAside() error {
 	deadlines := c.nc.SetReadDeadline(time.Time{}) // not every user's connection has them
 	if c.unused == nil {
@@ -854,8 +847,7 @@ func (c *conn) answer(run []frame) (err error) {
 	return err
 }
 
-// complete stores replies in their message, which the reader owns or, where more replies are to come, alone may write; with the
-// last one it hands the message to its caller, or recycles it if that has left.
+// complete stores replies in their message, which the reader alone may write; with the last it is its caller's again, or recycled if that has left.
 func (c *conn) complete(d delivery) {
 	m, final := d.m, d.m.got == d.m.want // no other goroutine counts them
 	switch {
@@ -1119,8 +1111,7 @@ func (o *Options) exchange(c *conn, steps ...step) (replies []Reply, err error) 
 	return nil, fmt.Errorf("%s: %w", steps[len(steps)-1].command, err)
 }
 
-// endpointType is how c's server shall name a successor. Auto judges by the address of the live socket, if it is the server's own, and
-// looks up no name for it.
+// endpointType is how c's server shall name a successor. Auto judges by the live socket's address, if that is the server's, without a lookup.
 func (o *Options) endpointType(c *conn) string {
 	peer, _ := netip.ParseAddrPort(fmt.Sprint(c.raw.RemoteAddr())) // which may be nil, or of any other kind
 	ip, auto := peer.Addr().Unmap(), EndpointExternalIP

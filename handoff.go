@@ -1,8 +1,7 @@
 package baton
 
-// This file holds what the server announces and what follows from it by rule: reading notifications, the relaxed windows, and the
-// phases of a handoff as a pure machine: an event and a time go in, an action comes out. The bridge feeds it under its lock and carries
-// the actions out. Nothing here knows encoding, sockets, goroutines or the clock.
+// This file holds what the server announces and what follows by rule: notifications, the relaxed windows, and the phases of a handoff as a pure
+// machine: event and time in, action out. The bridge carries it out, under its lock. Nothing here knows encoding, sockets, goroutines or clocks.
 
 import (
 	"net"
@@ -39,8 +38,7 @@ const (
 
 var windowNames = [windowKinds]string{"MOVING", "MIGRATING", "FAILING_OVER", "SMIGRATING"}
 
-// frames as captured from Redis Enterprise 8: [type, seq, seconds, …] for openers except SMIGRATING, which has no time; [type, seq, …]
-// for closers. MOVING has its endpoint in the fourth place.
+// frames as captured from Redis Enterprise 8: [type, seq, …]; openers but SMIGRATING go on with seconds, and MOVING then with its endpoint.
 var frames = map[string]notification{
 	"moving":       {name: "MOVING", kind: moving},
 	"migrating":    {name: "MIGRATING", kind: migrating},
@@ -204,8 +202,7 @@ type Handoff struct {
 	Cut      int           // commands that were in flight on it when it was cut off
 }
 
-// merge makes of the timelines of several bridges in one handoff that of them all: a step has come when it has come for the last of them.
-// Of different handoffs the later stays.
+// merge makes one timeline of several bridges' in a handoff: a step has come when it has for the last of them. Of two handoffs the later stays.
 func (h *Handoff) merge(o *Handoff) {
 	if o.Received != h.Received || o.Seq != h.Seq {
 		if o.Received.After(h.Received) {

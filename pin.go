@@ -25,8 +25,7 @@ type announcement struct {
 	asked        bool     // and not one that what a server said is the reason for
 }
 
-// covers says that n, read while a is remembered, is a copy or older: it has the same, a lower or no number. Afterwards numbers mean
-// nothing, so that a server whose counter restarts is believed again.
+// covers says that n is a copy or older: it has the same, a lower or no number. Once a is forgotten, a counter that restarted is believed again.
 func (a *announcement) covers(n *notification) bool {
 	return !n.numbered || a.numbered && n.seq <= a.seq
 }
@@ -40,8 +39,7 @@ func (a *announcement) wasTold(addr string) bool {
 func (a *announcement) deadline() tick { return a.received.add(a.window) }
 func (a *announcement) half() tick     { return a.received.add(a.window / 2) }
 
-// pin is the newest announcement. It is remembered, and is told from its copies, until one dial after its deadline; its successor is
-// what every dial of the client goes to until the deadline.
+// pin is the newest announcement: every dial goes to its successor until its deadline, and copies are told from it until one dial later.
 type pin struct {
 	grace      time.Duration // what one dial may take during maintenance; set before use, as are the others
 	configured string
@@ -248,8 +246,7 @@ func (p *pin) find(number uint64, hosts []string) bool {
 	return false
 }
 
-// backoff is how long to wait before the next dial after so many failures in a row: 50 ms, doubling to 1 s, less up to a quarter, so
-// that the clients of one server do not come back in step.
+// backoff is the wait before the next dial after so many failures: 50 ms, doubling to 1 s, less up to a quarter, so that clients do not keep step.
 func backoff(failures int) time.Duration {
 	if failures == 0 {
 		return 0
@@ -258,8 +255,7 @@ func backoff(failures int) time.Duration {
 	return d - rand.N(d/4)
 }
 
-// jitter is how long a bridge waits before it dials what was announced: a random part of a tenth of the window, at most a second, so
-// that the clients of one node do not reach its successor all at once.
+// jitter is a random wait of at most a tenth of the window and a second: the clients of one node must not reach its successor all at once.
 func jitter(window time.Duration) time.Duration {
 	return rand.N(max(min(window/10, time.Second), 1))
 }

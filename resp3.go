@@ -1,8 +1,7 @@
 package baton
 
-// This file holds the RESP3 codec: Reply and its accessors, the encoder of commands, and a decoder that can stop and go on at any byte.
-// It knows no sockets, locks or time. A decoder belongs to whoever reads its connection, one goroutine at a time. A Reply
-// is a value that never changes once built: any number of goroutines may read it.
+// This file holds the RESP3 codec: Reply, the encoder of commands, and a decoder that can stop and go on at any byte. It knows no sockets, locks
+// or time. A decoder belongs to whoever reads its connection; a Reply never changes once built, so any number of goroutines may read it.
 
 import (
 	"bytes"

@@ -28,9 +28,8 @@ func (t tick) add(span time.Duration) tick { return t + tick(min(max(span, -maxS
 // until is the time from t to u, negative if u is earlier.
 func (t tick) until(u tick) time.Duration { return time.Duration(u - t) }
 
-// TickDeadline is a moment on the monotonic clock that can be set, and moved later, but never earlier. The zero TickDeadline is unset.
-// Once passed it stays as the record of when it passed. All methods may be called by any goroutine at any time; a TickDeadline must not
-// be copied after its first use.
+// TickDeadline is a moment on the monotonic clock that can be set, and moved later, never earlier. The zero TickDeadline is unset; a passed one
+// stays as the record of when it passed. Any goroutine may call its methods at any time; it must not be copied after its first use.
 //
 // To end one early, its owner puts a fresh one in its place under the lock that guards the place: a deadline that could be shortened
 // would let a late decision undo a newer one.
@@ -38,8 +37,7 @@ type TickDeadline struct {
 	at atomic.Int64 // 0: unset
 }
 
-// Extend sets the deadline to span from now, unless it is later already. A span of zero or less is a deadline that has passed;
-// one of more than a year counts as a year.
+// Extend sets the deadline to span from now, unless it is later already. Zero or less has passed at once; more than a year is a year.
 func (d *TickDeadline) Extend(span time.Duration) { d.extendTo(now().add(span)) }
 
 func (d *TickDeadline) extendTo(t tick) {
