@@ -1168,6 +1168,9 @@ func (b *bridge) stepLocked(e happening, t tick) {
 	if b.traced != nil {
 		b.traced(before, e, t, a)
 	}
+	if began := b.record.Holding; before.phase == PhaseHolding && a != nothing && !began.IsZero() { // the hold is over
+		b.record.HeldMax = max(b.record.HeldMax, time.Since(began))
+	}
 	if b.cancelDial != nil && (a == prepare && e == joined || a == giveUp && b.cur != nil) {
 		b.cancelDial()
 		b.cancelDial = nil // so its end is no failure
@@ -1177,7 +1180,6 @@ func (b *bridge) stepLocked(e happening, t tick) {
 		b.emitLocked(Event{Kind: EventPreparing})
 		if e == replacementEnded { // what was held flows again
 			b.clockFrom = t
-			b.holdEndedLocked()
 			b.record.Ready, b.record.Holding = time.Time{}, time.Time{}
 		}
 		b.wantLocked()
@@ -1208,7 +1210,6 @@ func (b *bridge) stepLocked(e happening, t tick) {
 
 // promoteLocked lets the replacement take over, without I/O: the old connection gives back what it has not begun to write, and lingers.
 func (b *bridge) promoteLocked(t tick) {
-	b.holdEndedLocked()
 	b.record.Promoted = time.Now()
 	if b.cur != nil {
 		b.takeBackLocked(b.cur.retireLocked())
@@ -1224,13 +1225,6 @@ func (b *bridge) promoteLocked(t tick) {
 		b.emitLocked(Event{Kind: EventLingering, Addr: b.old.addr, Held: b.old.inFlight.commands})
 	}
 	b.becomeCurrentLocked(t)
-}
-
-// holdEndedLocked notes for how long work was held.
-func (b *bridge) holdEndedLocked() {
-	if began := b.record.Holding; !began.IsZero() {
-		b.record.HeldMax = max(b.record.HeldMax, time.Since(began))
-	}
 }
 
 // becomeCurrentLocked has new work go to cur, and judges what was announced meanwhile.
