@@ -1413,9 +1413,7 @@ func (b *bridge) tick() {
 	b.mu.Lock()
 	t := now()
 	b.timerAt = 0
-	if t >= b.hand.next() {
-		b.stepLocked(timePassed, t)
-	}
+	b.stepLocked(timePassed, t)
 	if b.sweepAt != 0 && t >= b.sweepAt {
 		b.sweepAt = 0
 		if b.sweepLocked(t); b.outstandingLocked() > 0 {
@@ -1429,7 +1427,6 @@ func (b *bridge) tick() {
 			b.renewLocked(announcement{wall: time.Now(), asked: true}, nil, t)
 		}
 	}
-	b.armLocked(b.hand.next())
 	b.armLocked(b.sweepAt)
 	b.armLocked(b.renewAt)
 	b.mu.Unlock()
