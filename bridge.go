@@ -140,7 +140,6 @@ func (c *Client) dialFirst(ctx context.Context) error {
 	}
 }
 
-// dial makes one attempt to connect.
 func (c *Client) dial(ctx context.Context, attempt uint64, to target) (*conn, error) {
 	network := c.opts.Network
 	if to.named {
@@ -171,7 +170,6 @@ func (c *Client) dial(ctx context.Context, attempt uint64, to target) (*conn, er
 // from when its own time is over; never, if that is 0. If its caller leaves, it is closed: nothing is popped for nobody, but what just was is lost.
 func (c *Client) Do(ctx context.Context, args ...any) Reply { return c.do(ctx, nil, args) }
 
-// do is Do of the client, or of a session.
 func (c *Client) do(ctx context.Context, s *Session, args []any) Reply {
 	m := newMessage(&c.messages, 1)
 	if err := c.send(ctx, s, m, args); err != nil {
@@ -247,8 +245,7 @@ func (c *Client) run(ctx context.Context, s *Session, m *message) (own bool, err
 	return b.await(ctx, m)
 }
 
-// borrow takes a bridge for one blocking command, or for a session if s is not nil, and waits if too many are in use. A blocking command
-// takes over a connection that is idle. A session gets a bridge of its own, so that nothing of it can reach another's connection.
+// borrow waits, within ctx, for a dedicated bridge: for a blocking command one that is idle, if there is; for a session a new one, nobody else's.
 func (c *Client) borrow(ctx context.Context, s *Session) (b *bridge, err error) {
 	select {
 	case c.slots <- struct{}{}:
@@ -278,7 +275,6 @@ func (c *Client) borrow(ctx context.Context, s *Session) (b *bridge, err error) 
 	return b, nil
 }
 
-// endLocked ends a dedicated bridge.
 func (c *Client) endLocked(b *bridge) {
 	c.over = append(c.over, b)
 	b.mu.Lock()
@@ -320,8 +316,7 @@ type Batch struct {
 	exec    bool          // there is an EXEC among them
 }
 
-// Add adds a command. One that cannot be sent makes the batch unusable until Reset: the call that it is given to returns why,
-// and sends nothing.
+// Add adds a command. One that cannot be sent makes the batch unusable until Reset: the call that it is given to sends nothing and returns why.
 func (b *Batch) Add(args ...any) {
 	r, err := admit(args, anywhere)
 	reach := r.reach
@@ -349,7 +344,6 @@ func (c *Client) DoBatch(ctx context.Context, b *Batch) ([]Reply, error) {
 	return c.batch(ctx, nil, b, batched, false)
 }
 
-// batch sends a batch, as a transaction if tx.
 func (c *Client) batch(ctx context.Context, s *Session, b *Batch, limit reach, tx bool) ([]Reply, error) {
 	switch {
 	case b.reach > limit:
@@ -543,7 +537,6 @@ func (c *Client) Stats() Stats {
 	return s
 }
 
-// count adds the counts of o.
 func (s *Stats) count(o *Stats) {
 	s.Sent, s.Answered, s.Failed, s.TimedOut = s.Sent+o.Sent, s.Answered+o.Answered, s.Failed+o.Failed, s.TimedOut+o.TimedOut
 	s.Held, s.Reconnects = s.Held+o.Held, s.Reconnects+o.Reconnects
@@ -1050,10 +1043,9 @@ func (b *bridge) notifiedLocked(c *conn, n notification) {
 	}
 }
 
-// toldLocked is what a connection being told to move leads to. One whose dial began after the announcement is what the announcement
-// led to. That comparison is the whole of what tells a replacement from what it replaces, so it holds behind a proxy, and for a server
-// restarted in its place. To be told once more is an echo there if the server itself named the place; if nobody did, this may be the
-// old place again.
+// toldLocked is what a connection being told to move leads to. One whose dial began after the announcement is what that led to: this comparison
+// alone tells a replacement from what it replaces, so it holds behind a proxy, and for a server restarted in its place. To be told once more is an
+// echo there if the server itself named the place; if nobody did, this may be the old place again.
 func (b *bridge) toldLocked(c *conn, n *notification, t tick) {
 	a := b.c.pin.announce(n, t, func() uint64 { return b.c.counter.Add(1) })
 	again := c == b.cur && !c.named && n.seq == a.seq && n.numbered == a.numbered
@@ -1076,9 +1068,8 @@ func (b *bridge) followLocked(t tick) {
 	}
 }
 
-// joinLocked makes an announcement, or a renewal, the bridge's own; moment is when something can be expected to come of a dial. While
-// Holding it waits: the promotion is a round trip away, and the connection that it makes current began before the announcement, which is
-// looked at then.
+// joinLocked makes an announcement, or a renewal, the bridge's own; moment is when something can be expected to come of a dial. While Holding it
+// waits for the promotion, a round trip away: what that makes current began before the announcement, which is looked at then.
 func (b *bridge) joinLocked(a announcement, t, moment tick) {
 	if b.later = b.hand.phase == PhaseHolding; b.later || b.draining {
 		return
@@ -1782,7 +1773,6 @@ func (h *hub) subscribe(ctx context.Context, kind string, names []string) (*Subs
 	return s, nil
 }
 
-// addLocked makes names wanted.
 func (h *hub) addLocked(s *Subscription, names []string) (added []*interest) {
 	b, f := h.b, h.feeds[h.b.cur]
 	for _, name := range names {
@@ -1835,7 +1825,6 @@ func (h *hub) removeLocked(s *Subscription, names []string, why error) {
 	h.tuneLocked(h.feeds[h.b.cur])
 }
 
-// endLocked ends s.
 func (h *hub) endLocked(s *Subscription, err error) {
 	s.err = cmp.Or(s.err, err)
 	h.removeLocked(s, slices.Collect(maps.Keys(s.topics)), s.err)
@@ -1959,7 +1948,6 @@ func (h *hub) deliverLocked(p published) {
 	}
 }
 
-// startLocked begins to listen to a connection.
 func (h *hub) startLocked(c *conn) {
 	if cur := h.feeds[h.b.cur]; cur != nil && cur.live {
 		cur.seen = nil
@@ -1980,9 +1968,8 @@ func (h *hub) tuneLocked(f *feed) {
 	}
 }
 
-// tune brings what a connection is subscribed to into line with what is wanted, and then the connection into service: a replacement
-// when the current one is in service and has an answer to everything, and that is left as it is meanwhile. What is newly wanted waits for
-// the end of that.
+// tune brings what a connection is subscribed to into line with what is wanted, and then it into service: a replacement when the current one is in
+// service with an answer to everything, and is left as it is meanwhile. What is newly wanted waits for the end of that.
 func (h *hub) tune(f *feed) {
 	b := h.b
 	b.mu.Lock()
@@ -2105,10 +2092,9 @@ func (h *hub) judgeLocked(f *feed, asked []*request) (usable bool) {
 	return true
 }
 
-// takeOverLocked lets a new connection deliver. One that replaces another is subscribed to everything by now, so what is published comes by
-// both, until the other has ended its subscriptions: nothing is missed, and what came twice is taken out here. The fences tell how much that
-// is at least: what the old connection delivers after the answer to a PING that was sent when the new one was subscribed, and what the new
-// one has delivered before the answer to a PING that was sent before the old one was told to end.
+// takeOverLocked lets a new connection deliver. While one replaces another, what is published comes by both, until the other has ended its
+// subscriptions: nothing is missed, and what came twice is taken out here. Fences tell how much that is at least: what the old one delivers after
+// the answer to a PING sent when the new one was subscribed, and what the new one has delivered before that to a PING sent before the old one ends.
 func (h *hub) takeOverLocked(f *feed) {
 	b, old := h.b, h.feeds[h.b.cur]
 	var sure map[topic]bool
@@ -2155,7 +2141,6 @@ func (h *hub) takeOverLocked(f *feed) {
 	h.changedLocked()
 }
 
-// byTopic are the messages of each topic, in their order.
 func byTopic(all []published) map[topic][]published {
 	sorted := map[topic][]published{}
 	for _, p := range all {

@@ -461,10 +461,9 @@ type conn struct {
 	aside      bool // the last reply left nothing in flight, as those before it
 }
 
-// reading says who reads from the connection. To have the reader woken by each reply costs more than all the rest of a command when there
-// is one at a time: it drags in a second thread. So where they follow each other closely the reader stands aside, and callers read for
-// themselves. They never dial, close or settle. Whoever has the role owns the decoder, and the next one goes on where that has stopped.
-// (While nobody reads, nobody sees that the server says what it was not asked: the next caller would take it for its reply.)
+// reading says who reads from the connection. To wake the reader for each reply would cost more than all the rest of a lone command: a second
+// thread. So where these follow each other closely it stands aside, and callers read; they never dial, close or settle. Who has the role owns the
+// decoder; the next goes on where it stopped. (While nobody reads, a reply to nothing goes unseen: the next caller would take it for its own.)
 //
 //	byReader  the goroutine reads                                  → byNobody: it stands aside, as nothing is in flight
 //	byNobody  nothing is in flight, or not yet taken to be written → byCaller: one writes its message; byReader: anything else is written,
@@ -533,9 +532,8 @@ const (
 
 var past = time.Unix(1, 0) // a deadline
 
-// departLocked sends out what was just enqueued, or says that the caller is to do so, with write: when nothing else is in flight a
-// wake-up would be most of the latency. (Only a server that answers without reading could make it wait, past its context.) Then it may be
-// the caller's to read, too, with readFor, from what is returned; its context's done can end that.
+// departLocked has what was just enqueued sent out: by the caller, with write, if nothing else is in flight, since a wake-up would be most of the
+// latency. (Only a server that answers without reading could make it wait, past its context.) It may then read, too, by from.readFor, until done.
 func (c *conn) departLocked(m *message, done <-chan struct{}) (p outBuffer, writes bool, from *conn) {
 	if !c.kernel || c.writing || c.awake || c.busy >= yieldFrom || c.inFlight.head != c.inFlight.tail || c.given-c.taken > callerWrites {
 		if !c.writing && !c.waking { // who is writing looks again
@@ -696,7 +694,6 @@ func (c *conn) read() {
 	c.raw.Close() // a write under way ends, and settles; user code, so nobody may wait for it
 }
 
-// readOnce reads once and hands out what that brought.
 func (c *conn) readOnce() (err error) {
 	n, lost := c.dec.readFrom(c.nc)
 	if n > 0 {
@@ -866,7 +863,6 @@ func (c *conn) complete(d delivery) {
 	}
 }
 
-// connect opens the socket, straight or through the proxy.
 func (o *Options) connect(ctx context.Context, network, addr string) (net.Conn, error) {
 	direct := &net.Dialer{Resolver: o.Resolver}
 	if o.Proxy == "" || network != "tcp" {

@@ -474,7 +474,6 @@ func (d *decoder) appendText(dst []byte, f frame) ([]byte, error) {
 	return dst, err
 }
 
-// builder is the second pass.
 type builder struct {
 	d         *decoder
 	end, next int     // of the text of all frames, in the buffer; the first token that is not built yet
@@ -483,7 +482,6 @@ type builder struct {
 	elems     []Reply // what is left of the block of elements
 }
 
-// value builds the next value into r.
 func (b *builder) value(r *Reply) {
 	t := b.d.tokens[b.next]
 	b.next++
@@ -502,7 +500,6 @@ func (b *builder) value(r *Reply) {
 	}
 }
 
-// string makes a string of the reply.
 func (b *builder) string(t token) string {
 	switch at := t.at - b.d.base; {
 	case t.n == 2 && string(b.d.buf[at:at+2]) == "OK":
