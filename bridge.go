@@ -1023,9 +1023,7 @@ func (b *bridge) notifiedLocked(c *conn, n notification) {
 	}
 	t := now()
 	if n.kind == moving && !n.timed {
-		if n.window = b.c.opts.Maintenance.RelaxedTimeout; n.window < 0 {
-			n.window = defaultRelaxed
-		}
+		n.window = cmp.Or(max(b.c.opts.Maintenance.RelaxedTimeout, 0), defaultRelaxed)
 	}
 	if a, ok := b.c.pin.remembered(t); n.kind != moving || !ok || !a.covers(&n) { // a copy relaxes nothing and is not reported
 		e := Event{Addr: c.addr, Notification: n.name, Successor: n.successor, Seq: n.seq, Window: n.window}
@@ -1091,8 +1089,7 @@ func (b *bridge) joinLocked(a announcement, t, moment tick) {
 			b.hand.budget = 0 // no work can come: its only user waits for the old connection
 		}
 	}
-	b.record = Handoff{Seq: a.seq, Successor: a.successor, Received: a.wall}
-	b.old = nil
+	b.record, b.old = Handoff{Seq: a.seq, Successor: a.successor, Received: a.wall}, nil
 	here := b.hereLocked()
 	if here.addr != "" && t >= b.currentAt.add(time.Second) {
 		b.quest.tries = 0
@@ -1301,8 +1298,7 @@ func (b *bridge) dial() {
 			b.mu.Unlock()
 			select {
 			case <-time.After(wait):
-			case <-b.dialKick: // there is something new to consider
-			case <-b.c.ctx.Done():
+			case <-b.dialKick: // there is something new to consider, or the bridge has ended
 			}
 			continue
 		}
@@ -1426,8 +1422,7 @@ func (b *bridge) tick() {
 // sweepLocked tells callers whose time is up to leave, and ends connections that are silent: something outstanding, no byte for twice the effective
 // timeout. A write that takes long but gets on stops that clock; a stuck one does not: TCP itself gives a host up after a quarter of an hour.
 func (b *bridge) sweepLocked(t tick) {
-	o := &b.c.opts
-	timeout := b.c.relax.effective(o.Timeout, t)
+	timeout := b.c.relax.effective(b.c.opts.Timeout, t)
 	limit := t.add(-timeout)
 	if b.hand.phase != PhaseHolding && !b.awaitedLocked(t) {
 		b.backlog.sweepLocked(b.clockFrom, limit)

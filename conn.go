@@ -530,8 +530,6 @@ const (
 	nobodyReads = 20 * time.Millisecond
 )
 
-var past = time.Unix(1, 0) // a deadline
-
 // departLocked has what was just enqueued sent out: by the caller, with write, if nothing else is in flight, since a wake-up would be most of the
 // latency. (Only a server that answers without reading could make it wait, past its context.) It may then read, too, by from.readFor, until done.
 func (c *conn) departLocked(m *message, done <-chan struct{}) (p outBuffer, writes bool, from *conn) {
@@ -750,7 +748,7 @@ func (c *conn) recallLocked() {
 // tapLocked has a caller who reads leave the role. If it is about to leave by itself, the next one does.
 func (c *conn) tapLocked() {
 	if c.role == byCaller {
-		c.nc.SetReadDeadline(past) // no system call on what is a socket
+		c.nc.SetReadDeadline(time.Unix(1, 0)) // long past; no system call on what is a socket
 	}
 }
 
