@@ -574,10 +574,9 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	}
 }
 
-// Renew replaces every connection by one whose dial began after the call: after credentials, certificates or addresses changed. No
-// command fails because of it. It returns when all are replaced, nil, or when DialTimeout (relaxed, during maintenance) has passed in
-// vain for one of them, with the error of the last dial; the old connection then serves on. A handoff that is under way comes first, and
-// what it brings may do. When ctx ends Renew returns at once, and what it has begun goes on. Sessions are left alone.
+// Renew replaces every connection by one dialled after the call, since credentials, certificates or addresses changed; no command fails for it. It
+// returns nil when all are replaced, or the last dial's error when DialTimeout (relaxed, during maintenance) has passed in vain for one, which serves
+// on. A handoff under way comes first, and what it brings may do. When ctx ends, Renew returns, and what it began goes on. Sessions are left alone.
 func (c *Client) Renew(ctx context.Context) error {
 	t, wall := now(), time.Now()
 	var results []chan error

@@ -907,9 +907,8 @@ func (o *Options) userDial(ctx context.Context, network, addr string) (nc net.Co
 	return nil, "", err
 }
 
-// dial makes a connection that is ready: its last handshake command, a PING, was answered. All of it must be done when ctx ends. The
-// error says which step failed, and wraps the cause. The certificate of a successor is good for the announced name, too: a second
-// attempt has that as its only name, so that what verifies is always the TLS package itself, with all that the user's config asks of it.
+// dial makes a ready connection before ctx ends; the error says which step failed, and wraps the cause. A successor's certificate may be for the
+// announced name: a second attempt has that as its only name, so that what verifies is the TLS package itself, with all that the user's config asks.
 func (o Options) dial(ctx context.Context, network, addr string, successor bool) (*conn, error) {
 	c, err := o.dialOnce(ctx, network, addr)
 	wrongName := o.TLS != nil && c != nil && errors.As(err, new(x509.HostnameError))
