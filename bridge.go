@@ -1624,18 +1624,16 @@ func (s *Subscription) All(ctx context.Context) iter.Seq2[Message, error] {
 // Add subscribes to more, as Client.Subscribe does. After an error it has added none of names.
 func (s *Subscription) Add(ctx context.Context, names ...string) error {
 	b := s.h.b
-	if timeout := b.c.opts.Timeout; timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, b.c.relax.effective(timeout, now()), ErrTimeout)
-		defer cancel()
-	}
-	err := context.Cause(ctx)
-	if err != nil {
-		return &callError{"subscribe", err}
-	}
+	timeout := cmp.Or(max(b.c.relax.effective(b.c.opts.Timeout, now()), 0), maxSpan) // a year for none
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, ErrTimeout)
+	defer cancel()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	added := s.h.addLocked(s, names)
+	var added []*interest
+	err := context.Cause(ctx)
+	if err == nil {
+		added = s.h.addLocked(s, names)
+	}
 	for i := 0; i < len(added) && err == nil; i++ {
 		err = s.confirmedLocked(ctx, added[i])
 	}
