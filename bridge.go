@@ -1771,7 +1771,7 @@ func (h *hub) addLocked(s *Subscription, names []string) (added []*interest) {
 		t := topic{s.kind, name}
 		in := s.topics[name]
 		if in == nil {
-			in = &interest{confirmed: f != nil && f.live && f.have[t], err: s.err}
+			in = &interest{confirmed: f != nil && f.live && f.have[t] && h.servedLocked(t), err: s.err}
 			if b.draining {
 				in.err = ErrClosed
 			}
@@ -1790,6 +1790,11 @@ func (h *hub) addLocked(s *Subscription, names []string) (added []*interest) {
 	}
 	h.tuneLocked(f)
 	return added
+}
+
+// servedLocked says that somebody has t already, and so a replacement will have it.
+func (h *hub) servedLocked(t topic) bool {
+	return slices.ContainsFunc(h.topics[t], func(s *Subscription) bool { return s.topics[t.name].confirmed })
 }
 
 // touchLocked has all connections look at t when they are tuned.
@@ -1999,6 +2004,11 @@ func (h *hub) differenceLocked(f *feed) (asked, left []topic) {
 		case wanted && !f.have[t]:
 			f.have[t] = false
 			asked = append(asked, t)
+		case wanted && f.live: // again, before it was left; a replacement may not have been asked for it, so that was not clear at once
+			for _, s := range h.topics[t] {
+				s.topics[t.name].confirmed = true
+			}
+			h.changedLocked()
 		case !wanted && f.have[t]:
 			delete(f.have, t)
 			left = append(left, t)

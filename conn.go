@@ -779,9 +779,8 @@ func (c *conn) deliver() error {
 			c.frames = append(c.frames, f)
 			continue
 		}
-		err := c.answer(c.frames)
-		c.frames = c.frames[:0]
-		if err = cmp.Or(err, bad); err != nil || !ok {
+		err := c.answer(c.frames, bad)
+		if c.frames = c.frames[:0]; err != nil || !ok {
 			return err
 		}
 		c.owner.pushed(c, c.dec.reply(f))
@@ -789,10 +788,11 @@ func (c *conn) deliver() error {
 }
 
 // answer pops the messages that a run of replies completes, in one critical section, and completes them outside. A reply that belongs
-// to no message, or to one that was not even written, breaks the connection: no further one could be trusted to be its caller's.
-func (c *conn) answer(run []frame) (err error) {
+// to no message, or to one that was not even written, breaks the connection, as does a violation behind them: no further one could be
+// trusted to be its caller's.
+func (c *conn) answer(run []frame, violation error) (err error) {
 	if len(run) == 0 {
-		return nil
+		return violation
 	}
 	c.mu.Lock()
 	i, refusals := 0, 0
@@ -817,6 +817,9 @@ func (c *conn) answer(run []frame) (err error) {
 				m.buf = nil // the reply overtook the return of the write, which may refer to it still
 			}
 		}
+	}
+	if err = cmp.Or(err, violation); err != nil {
+		c.breakLocked(err) // before anybody has his reply, and writes the next command
 	}
 	c.owner.answeredLocked(c, i-refusals)
 	c.waking = len(c.deliveries) >= wakesFrom

@@ -15,6 +15,8 @@ import (
 	"testing/synctest"
 	"time"
 	"weak"
+
+	"example.com/baton/batontest"
 )
 
 // A Dial that fails leaves its timers, and with them its client.
@@ -402,4 +404,54 @@ func TestParseURLMeansAllOfTheURL(t *testing.T) {
 			t.Errorf("%d, %v", o.DB, err)
 		}
 	}
+}
+
+// Whoever has subscribed misses nothing, though somebody else left the channel in the middle of the handoff.
+func TestSubscriptionToAChannelThatAnotherLeftInTheHandoff(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := batontest.NewServer(batontest.InMemory())
+		defer s.Close()
+		dial := func() *Client {
+			c, err := Dial(t.Context(), Options{Addr: s.Addr(), Dialer: s.Dial})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return c
+		}
+		c, publisher := dial(), dial()
+		defer c.Close()
+		defer publisher.Close()
+		first, err := c.Subscribe(t.Context(), "news")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Delay("subscribe", time.Second)
+		go c.Subscribe(t.Context(), "slow") // the current connection is being tuned
+		time.Sleep(100 * time.Millisecond)
+		go c.Renew(t.Context()) // its replacement waits for that
+		time.Sleep(100 * time.Millisecond)
+		first.Close()           // and is then asked for "slow" alone
+		time.Sleep(time.Second) // which takes its time
+		second, err := c.Subscribe(t.Context(), "news")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var published sync.WaitGroup
+		defer published.Wait()
+		published.Go(func() {
+			for n := range 400 {
+				publisher.Do(context.Background(), "PUBLISH", "news", n)
+				time.Sleep(10 * time.Millisecond)
+			}
+		})
+		for n := range 400 {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			m, err := second.Receive(ctx)
+			cancel()
+			if err != nil || string(m.Payload) != fmt.Sprint(n) {
+				t.Errorf("%q, %v, want %d", m.Payload, err, n)
+				break
+			}
+		}
+	})
 }
