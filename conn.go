@@ -1028,7 +1028,8 @@ func (o *Options) hello(c *conn) error {
 		return err
 	}
 	if refusal, ok := replies[0].Err().(*ServerError); ok {
-		if refusal.Code != "NOPERM" && refusal.Code != "NOPROTO" && !strings.Contains(refusal.Message, "unknown command") {
+		unknown := refusal.Code == "ERR" && strings.Contains(refusal.Message, "unknown command")
+		if refusal.Code != "NOPERM" && refusal.Code != "NOPROTO" && !unknown {
 			return fmt.Errorf("HELLO: %w", refusal)
 		}
 		c.protocol = 2
