@@ -80,7 +80,10 @@ func integer(elems []Reply, i int) (int64, bool) {
 	}
 	text, _ := elems[i].Text()
 	v, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
-	return v, err == nil
+	if err != nil { // which has a value beside it if the number is out of range
+		return 0, false
+	}
+	return v, true
 }
 
 // usableEndpoint is an announced endpoint as it can be dialled, or nothing: placeholders ("?", "null", no port, port 0) name nobody.
