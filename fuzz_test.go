@@ -8,12 +8,12 @@ package baton
 // The decoder is compared with other libraries' in bench.
 
 import (
-	"bytes"
 	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"net"
@@ -330,4 +330,484 @@ func fits(t *testing.T, r Reply, accessor string, err error, want bool) {
 	}
 }
 
-var _ = []any{bytes.Equal, cmp.Or[int], tls.Config{}, net.JoinHostPort, url.Parse, reflect.DeepEqual, time.Now}
+// --- notifications ---
+
+// fuzzPlain are push frames in a form that a fuzzer can vary: a frame on each line, its elements between blanks; what begins with ':', ',', '#', '_', '*' or
+// '-' is of that type, everything else a string.
+func fuzzPlain(plain string) (pushes []Reply) {
+	for line := range strings.Lines(plain) {
+		var elems []Reply
+		for _, word := range strings.Split(strings.TrimSuffix(line, "\n"), " ") {
+			r := ofText(KindString, word)
+			if word != "" && strings.Contains(":,#_*-", word[:1]) {
+				if rs, err := decode(testLimits, []byte(word+"\r\n"), 100); err == nil && len(rs) == 1 {
+					r = rs[0]
+				}
+			}
+			elems = append(elems, r)
+		}
+		pushes = append(pushes, ofElems(KindPush, elems))
+	}
+	return pushes
+}
+
+// FuzzNotification: whatever a push frame holds, what is read of it is within bounds, and so is what follows: the relaxed windows are those of a
+// naive model, an announcement is never changed by a copy, a dial goes to a place that was named, found or configured and is due in time, and the
+// machine holds no longer than it may.
+func FuzzNotification(f *testing.F) {
+	for i, c := range fromTheField {
+		if strings.HasPrefix(c.wire, ">") {
+			f.Add([]byte(c.wire), "", []byte{byte(i), 30, 33, 35})
+		}
+	}
+	for _, plain := range []string{
+		"MOVING :17 :15 54.78.247.156:12075\nMOVING :17 :15 54.78.247.156:12075\nMOVING :18 :2 _",
+		"MIGRATING :10 :2\nFAILING_OVER :11 :2\nMIGRATED :12\nFAILED_OVER :13",
+		"moving 7 -3 [2001:db8::5]:12075\nMOVING _ _ db.example.com.:1\nMOVING",
+		"SMIGRATING :18 8892-8991\nSMIGRATED :19 *0\nMOVING :1 h:65536\nMOVING :1 h:65535",
+		"MOVING :1 :1 a:1\nMOVING :2 :1 b:1\nMOVING :3 :1 a:1\nMOVING :4 :1 b:1\nMOVING :5 :1 a:1",
+		"MOVING :1 :999999999999 ?:1\nMOVING :2 :9223372036854775807 fe80::1%eth0:1\nMIGRATING :-1 :-1",
+	} {
+		f.Add([]byte(nil), plain, []byte{0, 30, 1, 33, 2, 31, 6, 34, 7, 5})
+	}
+	f.Fuzz(func(t *testing.T, wire []byte, plain string, clock []byte) {
+		if len(wire)+len(plain) > 1<<12 || len(clock) > 1<<8 {
+			return
+		}
+		pushes, _ := decode(testLimits, wire, max(len(wire), 1))
+		w := newFuzzWatch(t, clock)
+		for _, push := range append(pushes, fuzzPlain(plain)...) {
+			n, ok := parseNotification(push)
+			if judged(t, push, n, ok); ok {
+				w.told(n)
+			}
+			w.passes()
+		}
+	})
+}
+
+// judged says that what was read of a frame is within its bounds.
+func judged(t *testing.T, push Reply, n notification, ok bool) {
+	known, want := frames[push.pushName()]
+	if ok != want || n.name != known.name || n.kind != known.kind || n.closes != known.closes {
+		t.Fatalf("%s is %+v, %v", show(push), n, ok)
+	}
+	opens := ok && !n.closes && n.kind != slotMigrating
+	if n.window < 0 || n.window > time.Hour || n.window%time.Second != 0 || n.timed && !opens || n.window != 0 && !n.timed || n.seq != 0 && !n.numbered {
+		t.Fatalf("%s is %+v", show(push), n)
+	}
+	if n.successor == "" {
+		return
+	}
+	host, port, err := net.SplitHostPort(n.successor)
+	number, bad := strconv.Atoi(port)
+	if err != nil || bad != nil || number < 1 || number > 65535 || host == "" || host == "?" || len(host) > 253 || n.kind != moving || n.closes {
+		t.Fatalf("%s names a successor that cannot be dialled: %q (%v)", show(push), n.successor, err)
+	}
+	if again := usableEndpoint(n.successor); again != n.successor {
+		t.Fatalf("%s names %q, which as a name is %q", show(push), n.successor, again)
+	}
+}
+
+// fuzzWatch is all that notifications are fed to, with a clock that the input drives.
+type fuzzWatch struct {
+	*testing.T
+	clock []byte
+	t     tick
+	m     Maintenance
+
+	r       *relaxation
+	pin     *pin
+	counter uint64
+	hand    handoff
+	q       quest
+	here    location
+	// The naive model of the relaxed windows.
+	until   [windowKinds]tick
+	openers [windowKinds]int
+	tail    tick
+	seen    []notification
+}
+
+func newFuzzWatch(t *testing.T, clock []byte) *fuzzWatch {
+	w := &fuzzWatch{T: t, clock: clock, t: now(), counter: 1}
+	b := w.next()
+	w.m.RelaxedTimeout = [...]time.Duration{0, -1, time.Millisecond, time.Hour, 1, 20 * time.Second, 0, 0}[b%8]
+	w.m.RelaxedWindowMax = [...]time.Duration{0, time.Second, 1, 24 * time.Hour}[b/8%4]
+	w.m.HoldCap = [...]time.Duration{0, -1, 1, time.Hour}[b/32%4]
+	o, err := Options{Maintenance: w.m}.resolved()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.m = o.Maintenance
+	w.r = &relaxation{m: &w.m}
+	w.pin = &pin{configured: addrA, grace: max(o.DialTimeout, w.m.RelaxedTimeout)}
+	if b >= 128 {
+		w.pin.configured, w.pin.host, w.pin.port = "db.example.com:6379", "db.example.com", "6379"
+	}
+	w.here = location{w.pin.configured, addrA, 1}
+	return w
+}
+
+// next is the next byte of the clock's, 0 behind them.
+func (w *fuzzWatch) next() (b byte) {
+	if len(w.clock) > 0 {
+		b, w.clock = w.clock[0], w.clock[1:]
+	}
+	return b
+}
+
+// told does what a bridge does that is told n on its current connection.
+func (w *fuzzWatch) told(n notification) {
+	if n.kind == moving && !n.timed {
+		if n.window = w.m.RelaxedTimeout; n.window < 0 {
+			n.window = defaultRelaxed
+		}
+	}
+	before, ok := w.pin.remembered(w.t)
+	if copied := n.kind == moving && ok && before.covers(&n); !copied {
+		w.observed(n)
+	}
+	if n.kind != moving {
+		return
+	}
+	a := w.pin.announce(&n, w.t, func() uint64 { w.counter++; return w.counter })
+	switch covered := ok && before.covers(&n); {
+	case covered && !reflect.DeepEqual(a, before):
+		w.Fatalf("a copy, %+v, changed what was announced from %+v to %+v", n, before, a)
+	case !covered && (a.number != w.counter || a.number <= before.number || a.received != w.t || a.successor != n.successor || a.seq != n.seq):
+		w.Fatalf("%+v is announced as %+v", n, a)
+	}
+	if span := a.received.until(a.deadline()); span < 0 || span > max(time.Hour, w.m.RelaxedTimeout) {
+		w.Fatalf("%+v lasts for %v", a, span)
+	}
+	if w.here.attempt < a.number {
+		w.pin.tell(a.number, w.here.remote)
+	}
+	if w.here.attempt < a.number && w.q.number != a.number && w.hand.phase != PhaseHolding {
+		w.joins(a)
+	}
+}
+
+func (w *fuzzWatch) observed(n notification) {
+	var got, want []EventKind
+	w.r.observe(&n, w.t, func(k EventKind) { got = append(got, k) })
+	same := func(s notification) bool {
+		return n.numbered && s.numbered && s.name == n.name && s.seq == n.seq && w.t < s.received+tick(w.m.RelaxedWindowMax)
+	}
+	if !slices.ContainsFunc(w.seen[max(len(w.seen)-64, 0):], same) {
+		want = append(want, EventNotification)
+		n.received = w.t
+		w.seen = append(w.seen, n)
+		want = append(want, w.modelled(n)...)
+	}
+	if !slices.Equal(got, want) {
+		w.Fatalf("%+v is told as %q, the model says %q", n, got, want)
+	}
+	w.consistent()
+}
+
+// modelled is what the naive model makes of a notification that is no copy.
+func (w *fuzzWatch) modelled(n notification) (told []EventKind) {
+	open := w.until[n.kind] > w.t
+	switch {
+	case w.m.RelaxedTimeout < 0:
+	case n.closes:
+		w.tail = max(w.tail, w.t+tick(w.m.PostEventRelaxed))
+		if w.openers[n.kind]--; open && w.openers[n.kind] == 0 {
+			w.until[n.kind] = 0
+			told = append(told, EventTightened)
+		}
+	default:
+		if !open {
+			w.openers[n.kind] = 0
+			told = append(told, EventRelaxed)
+		}
+		w.openers[n.kind]++
+		w.until[n.kind] = max(w.until[n.kind], w.t+tick(min(max(n.window, w.m.RelaxedTimeout), w.m.RelaxedWindowMax)))
+	}
+	return told
+}
+
+// consistent compares the relaxed windows with the model, and with what must always be true of them.
+func (w *fuzzWatch) consistent() {
+	relaxed := w.tail > w.t
+	for k := range w.r.windows {
+		open := w.r.windows[k].pendingAt(w.t)
+		relaxed = relaxed || open
+		switch {
+		case open != (w.until[k] > w.t) || open && w.r.windows[k].tick() != w.until[k]:
+			w.Fatalf("%s: open is %v until %v, the model says until %v", windowNames[k], open, w.r.windows[k].tick(), w.until[k])
+		case open && (w.r.openers[k] != w.openers[k] || w.openers[k] < 1):
+			w.Fatalf("%s: open with %d openers, the model has %d", windowNames[k], w.r.openers[k], w.openers[k])
+		case w.r.windows[k].tick() > w.t.add(w.m.RelaxedWindowMax):
+			w.Fatalf("%s: relaxed for %v, at most it is %v", windowNames[k], w.t.until(w.r.windows[k].tick()), w.m.RelaxedWindowMax)
+		}
+	}
+	for _, timeout := range []time.Duration{-1, 0, 1, time.Second, time.Minute} {
+		want := timeout
+		if relaxed && timeout >= 0 {
+			want = max(timeout, w.m.RelaxedTimeout)
+		}
+		if got := w.r.effective(timeout, w.t); got != want {
+			w.Fatalf("%v counts as %v, want %v (relaxed: %v)", timeout, got, want, relaxed)
+		}
+	}
+	if len(w.r.seen) > 64 || w.r.failover.tick() > w.t.add(w.m.RelaxedWindowMax) {
+		w.Fatalf("%d notifications are remembered, a failover until %v", len(w.r.seen), w.r.failover.tick())
+	}
+}
+
+// joins sets out for an announcement, as a bridge does.
+func (w *fuzzWatch) joins(a announcement) {
+	if a.number != w.q.number {
+		w.hand.budget = w.m.HoldCap
+	}
+	latest := w.t.add(cmp.Or(a.window, w.pin.grace) / 2)
+	w.q.join(a, w.t, w.t, latest, true)
+	soonest, last := w.t, max(w.t.add(min(a.window/10, time.Second)+1), w.q.spaced)
+	if w.q.at < soonest || w.q.at > last || w.q.spaced > max(latest, w.t) && w.q.spaced > w.q.last.add(maxSpacing) {
+		w.Fatalf("the dial for %+v is in %v, after at most %v", a, w.t.until(w.q.at), w.t.until(last))
+	}
+	w.hand.giveUpAt = max(a.deadline(), w.q.at).add(w.pin.grace)
+	w.steps(joined)
+}
+
+// steps feeds the machine and says what it may do: the table at the type handoff, row by row.
+func (w *fuzzWatch) steps(e happening) {
+	before := w.hand
+	a := w.hand.step(e, w.t)
+	may := map[Phase]map[action]Phase{
+		PhaseDone:      {nothing: PhaseDone, prepare: PhasePreparing},
+		PhasePreparing: {nothing: PhasePreparing, prepare: PhasePreparing, hold: PhaseHolding, promote: PhaseDone, giveUp: PhaseDone},
+		PhaseHolding:   {nothing: PhaseHolding, prepare: PhasePreparing, promote: PhaseDone},
+	}
+	after, ok := may[before.phase][a]
+	switch {
+	case !ok || after != w.hand.phase || e == joined && before.phase != PhaseHolding && a != prepare:
+		w.Fatalf("%+v is told %d, does %d and is %+v", before, e, a, w.hand)
+	case w.hand.budget > before.budget || w.hand.budget > max(w.m.HoldCap, 0):
+		w.Fatalf("%+v is told %d and has %v left to hold", before, e, w.hand.budget)
+	case a == hold && (before.budget <= 0 || w.hand.holdUntil > w.t.add(w.m.HoldCap)):
+		w.Fatalf("%+v is told %d and holds for %v", before, e, w.t.until(w.hand.holdUntil))
+	case a == giveUp && w.t < before.giveUpAt:
+		w.Fatalf("%+v gives up %v too early", before, w.t.until(before.giveUpAt))
+	}
+	if w.hand.phase == PhaseDone && w.hand.next() != never {
+		w.Fatalf("%+v has time to wait for", w.hand)
+	}
+}
+
+// passes lets time pass, windows run out, and a dial happen if one is due.
+func (w *fuzzWatch) passes() {
+	b := w.next()
+	if b < 200 {
+		w.t = w.t.add(time.Duration(1) << (b % 42))
+	}
+	over := w.r.expired(w.t, func(string) {})
+	if over <= w.t {
+		w.Fatalf("the next window to run out has run out %v ago", over.until(w.t))
+	}
+	w.consistent()
+	w.dials(w.next())
+	if e := happening(w.next() % 16); joined < e && e <= timePassed {
+		w.steps(e)
+	}
+}
+
+func (w *fuzzWatch) dials(b byte) {
+	at, to := w.pin.plan(w.t, &w.q, w.here)
+	a, remembered := w.pin.remembered(w.t)
+	switch {
+	case to.addr != w.pin.configured && to.addr != a.successor && to.addr != a.found,
+		to.named && (to.addr != a.successor || to.addr == "" || !remembered),
+		to.number != 0 && (to.number != a.number || !remembered):
+		w.Fatalf("a dial goes to %+v, announced is %+v", to, a)
+	case at == never && w.q.again < maxAgain || at != never && at > max(w.q.at, a.half().add(w.q.jitter)):
+		w.Fatalf("a dial in %v, due in %v", w.t.until(at), w.t.until(w.q.at))
+	}
+	if b%4 == 0 {
+		w.pin.find(a.number, []string{"10.9.0.1", "10.9.0.7"})
+	}
+	if b%4 == 1 {
+		w.pin.refuse(a.number)
+	}
+	if at > w.t || b%2 == 0 {
+		return
+	}
+	w.counter++
+	w.q.begun(to, w.t)
+	if b < 128 {
+		w.q.retry(w.t, 1)
+		if wait := w.t.until(w.q.at); wait < 0 || wait > time.Second {
+			w.Fatalf("after a failure the next dial is in %v", wait)
+		}
+		return
+	}
+	w.here = location{to.addr, to.addr, w.counter}
+	w.steps(ready)
+}
+
+// --- URLs ---
+
+// urlOptions are the options that a URL may hold, as its documentation names them, and where each is.
+var urlOptions = map[string]func(o *Options) any{
+	"network": func(o *Options) any { return &o.Network }, "addr": func(o *Options) any { return &o.Addr },
+	"username": func(o *Options) any { return &o.Username }, "password": func(o *Options) any { return &o.Password },
+	"client_name": func(o *Options) any { return &o.ClientName }, "proxy": func(o *Options) any { return &o.Proxy },
+	"db": func(o *Options) any { return &o.DB }, "conns": func(o *Options) any { return &o.Conns },
+	"max_backlog": func(o *Options) any { return &o.MaxBacklog }, "max_backlog_bytes": func(o *Options) any { return &o.MaxBacklogBytes },
+	"max_in_flight": func(o *Options) any { return &o.MaxInFlight }, "max_dedicated": func(o *Options) any { return &o.MaxDedicated },
+	"max_messages": func(o *Options) any { return &o.MaxMessages }, "max_reply": func(o *Options) any { return &o.MaxReply },
+	"max_depth": func(o *Options) any { return &o.MaxDepth }, "max_elements": func(o *Options) any { return &o.MaxElements },
+	"dial_timeout": func(o *Options) any { return &o.DialTimeout }, "timeout": func(o *Options) any { return &o.Timeout },
+	"keep_alive": func(o *Options) any { return &o.KeepAlive }, "max_age": func(o *Options) any { return &o.MaxAge },
+	"relaxed_timeout":    func(o *Options) any { return &o.Maintenance.RelaxedTimeout },
+	"relaxed_window_max": func(o *Options) any { return &o.Maintenance.RelaxedWindowMax },
+	"post_event_relaxed": func(o *Options) any { return &o.Maintenance.PostEventRelaxed },
+	"hold_cap":           func(o *Options) any { return &o.Maintenance.HoldCap },
+	"backlog":            func(o *Options) any { return &o.Backlog },
+	"mode":               func(o *Options) any { return &o.Maintenance.Mode },
+	"endpoint_type":      func(o *Options) any { return &o.Maintenance.EndpointType },
+}
+
+// urlOption is the option that a name in a query means: letters in upper case and missing underscores are let pass.
+func urlOption(name string) (option string, ok bool) {
+	for option := range urlOptions {
+		if strings.EqualFold(strings.ReplaceAll(option, "_", ""), strings.ReplaceAll(name, "_", "")) {
+			return option, true
+		}
+	}
+	return "", false
+}
+
+// urlValue sets what an option's text means; false: nothing.
+func urlValue(o *Options, option, text string) bool {
+	var err error
+	named := func(names ...string) uint8 {
+		i := slices.Index(names, strings.ToLower(text))
+		if i < 0 {
+			err = errors.ErrUnsupported
+		}
+		return uint8(i)
+	}
+	switch p := urlOptions[option](o).(type) {
+	case *string:
+		*p = text
+	case *int:
+		*p, err = strconv.Atoi(text)
+	case *time.Duration:
+		*p, err = time.ParseDuration(text)
+	case *BacklogPolicy:
+		*p = BacklogPolicy(named("queue", "failfast"))
+	case *Mode:
+		*p = Mode(named("auto", "enabled", "disabled"))
+	case *EndpointType:
+		*p = EndpointType(named("auto", "internal-ip", "internal-fqdn", "external-ip", "external-fqdn", "none"))
+	}
+	return err == nil
+}
+
+// FuzzParseURL: what is accepted means what its parts say, each option has taken effect, and it means the same however often it is read; what is
+// refused is refused in words that hold nothing of the URL but names of options.
+func FuzzParseURL(f *testing.F) {
+	for _, raw := range []string{
+		"redis://", "redis://db.example.com:7000/3", "redis:///3", "redis://[2001:db8::5]:7000", "redis://[::1]/1", "rediss://:secret@h",
+		"redis://alice:s%40c%2Fr%3Aet@h:1?client_name=a+b", "unix:///tmp/redis.sock?db=2", "unix://alice:secret@/tmp/redis.sock",
+		"redis://h?db=1&timeout=1.5s&dial_timeout=2s&keep_alive=-1s&conns=3&backlog=failfast&max_backlog=4&max_backlog_bytes=5",
+		"redis://h?max_in_flight=6&max_reply=7&max_depth=8&max_elements=9&proxy=socks5://p:1080&max_age=1h&max_messages=2&max_dedicated=1",
+		"redis://h?mode=enabled&endpoint_type=external-fqdn&relaxed_timeout=1s&relaxed_window_max=2s&post_event_relaxed=-1s&hold_cap=3ms",
+		"redis://h?mode=Disabled&HoldCap=1s&username=u&password=p", "http://u:hunter2@h", "redis://u:hunter2%zz@h", "redis://u:hunter2@h:port",
+		"redis://u:hunter2@h/x", "redis://u:hunter2@h?nosuch=1", "redis://u:hunter2@h?timeout=5", "redis://u:1#hunter2@h", "redis://u:1?hunter2@h",
+		"redis://h?network=unix&addr=/tmp/s", "redis://h?conns=1&Conns=2", "redis://h?network=udp", "redis://h/3?db=4", "redis://h?timeout=1s&timeout=2s", "redis:h:1", "redis://h#f",
+	} {
+		f.Add(raw)
+	}
+	f.Fuzz(func(t *testing.T, raw string) {
+		if len(raw) > 1<<11 {
+			return
+		}
+		o, err := ParseURL(raw)
+		for range 3 {
+			if again, bad := ParseURL(raw); (bad == nil) != (err == nil) || err == nil && !sameOptions(o, again) {
+				t.Fatalf("%q is read as %+v, %v, and then as %+v, %v", raw, o, err, again, bad)
+			}
+		}
+		if _, rest, ok := strings.Cut(raw, "://"); ok {
+			marked := raw[:len(raw)-len(rest)] + "u:hunter2@" + rest[strings.LastIndexByte(rest, '@')+1:]
+			if _, err := ParseURL(marked); err != nil && strings.Contains(err.Error(), "hunter2") {
+				t.Fatalf("%q: the error holds the password: %v", marked, err)
+			}
+		}
+		if err != nil {
+			holdsNothingOf(t, raw, err)
+			return
+		}
+		u, err := url.Parse(raw)
+		if err != nil {
+			t.Fatalf("%q is accepted, and is no URL: %v", raw, err)
+		}
+		if want, ok := meant(u); !ok || !sameOptions(o, want) {
+			t.Fatalf("%q is read as\n%+v, it says\n%+v, %v", raw, o, want, ok)
+		}
+		if again, err := ParseURL(u.String()); err != nil || !sameOptions(o, again) {
+			t.Fatalf("%q is written as %q, and that read as %+v, %v", raw, u, again, err)
+		}
+		resolved, err := o.resolved()
+		if again, bad := resolved.resolved(); err != nil || bad != nil || !sameOptions(resolved, again) {
+			t.Fatalf("%q: resolved as %+v, %v, and then as %+v, %v", raw, resolved, err, again, bad)
+		}
+	})
+}
+
+// meant is what a URL says by its documentation. False: it should have been refused.
+func meant(u *url.URL) (o Options, ok bool) {
+	o.Addr, o.Username = u.Host, u.User.Username()
+	o.Password, _ = u.User.Password()
+	query := u.Query()
+	switch ok = u.Opaque == "" && u.Fragment == ""; u.Scheme {
+	case "rediss":
+		o.TLS = &tls.Config{}
+		fallthrough
+	case "redis":
+		if db := strings.Trim(u.Path, "/"); db != "" {
+			query.Add("db", db)
+		}
+	case "unix":
+		o.Network, o.Addr = "unix", u.Path
+	default:
+		return o, false
+	}
+	for _, name := range slices.Sorted(maps.Keys(query)) {
+		all := query[name]
+		option, known := urlOption(name)
+		ok = ok && known && urlValue(&o, option, all[len(all)-1])
+	}
+	return o, ok
+}
+
+func sameOptions(a, b Options) bool {
+	if (a.TLS == nil) != (b.TLS == nil) || a.TLS != nil && a.TLS.ServerName != b.TLS.ServerName {
+		return false
+	}
+	a.TLS, b.TLS = nil, nil
+	return reflect.DeepEqual(a, b)
+}
+
+// holdsNothingOf says that no word of the error, those that every such error may have left aside, is from the URL.
+func holdsNothingOf(t *testing.T, raw string, err error) {
+	const own = "baton URL not well formed want redis host port rediss unix path options option that does not exist none negative DialTimeout " +
+		"RelaxedWindowMax bound policy mode endpoint type int time Duration string queue failfast auto enabled disabled internal external fqdn which is"
+	words := strings.Fields(own)
+	isWord := func(c rune) bool {
+		return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_' || c >= 0x80
+	}
+	for word := range strings.FieldsFuncSeq(err.Error(), func(c rune) bool { return !isWord(c) }) {
+		if _, option := urlOption(word); len(word) > 4 && !option && !slices.Contains(words, word) && strings.Contains(raw, word) {
+			t.Fatalf("%q: the error repeats %q: %v", raw, word, err)
+		}
+	}
+	if !strings.HasPrefix(err.Error(), "baton: ") {
+		t.Fatalf("%q: %v", raw, err)
+	}
+}
