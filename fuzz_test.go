@@ -8,7 +8,9 @@ package baton
 // The decoder is compared with other libraries' in bench.
 
 import (
+	"bytes"
 	"cmp"
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -18,11 +20,15 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/url"
+	"os"
 	"reflect"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -809,5 +815,893 @@ func holdsNothingOf(t *testing.T, raw string, err error) {
 	}
 	if !strings.HasPrefix(err.Error(), "baton: ") {
 		t.Fatalf("%q: %v", raw, err)
+	}
+}
+
+// --- programs against a client ---
+
+// FuzzBridge: a program of bytes drives a client and its server, step by step in virtual time: calls of every kind, contexts that end, replies whole, in
+// parts or wrong, announcements, cuts, stalls. The numbered invariants hold at the end of every critical section. In the end the server is well again:
+// then every call has ended, with what the contract says of its ending, the client serves, and after Close nothing is left.
+func FuzzBridge(f *testing.F) {
+	for _, p := range fuzzPrograms {
+		f.Add([]byte(p))
+	}
+	f.Fuzz(func(t *testing.T, program []byte) {
+		if len(program) < 4 || len(program) > 2*100 {
+			return
+		}
+		bubble(t, func(t *testing.T) { newPuppeteer(t, program[0], program[1]).play(program[2:]) })
+	})
+}
+
+// fuzzPrograms are beginnings: the options in two bytes, then an operation and its argument in two each.
+var fuzzPrograms = []string{
+	"\x00\x00" + "\x00\x00\x0b\x01\x00\x00\x07\x00\x10\x02",                 // a handoff with a command in flight
+	"\x00\x00" + "\x01\x03\x0e\x00\x00\x00\x10\x08\x11\x00",                 // a cut, and a context that ends
+	"\x01\x00" + "\x00\x00\x07\x00\x00\x00\x07\x00\x00\x00\x07\x00",         // calls that follow each other
+	"\x40\x20" + "\x03\x00\x03\x00\x04\x00\x0b\x09\x14\x00\x10\x05",         // dedicated connections, told to move
+	"\x04\x00" + "\x05\x00\x08\x00\x0d\x00\x0b\x01\x08\x00\x0d\x00\x08\x00", // a subscription is handed off
+	"\x08\x00" + "\x02\x02\x02\x02\x09\x05\x0a\x00\x0f\x00\x12\x00\x10\x04", // transactions, a partial reply, a wrong one
+	"\x10\x10" + "\x17\x02\x0e\x00\x00\x00\x16\x00\x12\x00\x13\x00",         // dials that fail
+	"\x20\x40" + "\x15\x12\x00\x00\x01\x02\x0f\x01\x10\x0a\x15\x00\x08\x00", // writes that stall
+	"\x02\x08" + "\x0c\x02\x18\x03\x00\x00\x08\x00\x0c\x04\x10\x09\x1a\x00", // a failover
+	"\x00\x04" + "\x12\x00\x00\x00\x12\x00\x10\x06\x07\x00\x13\x00\x10\x07", // renewals, and a shutdown
+}
+
+// puppeteer is the server of a program. Its connections answer inside their Write what belongs to a handshake, and all else when the program says.
+type puppeteer struct {
+	t    *testing.T
+	c    *Client
+	opts Options
+
+	mu      sync.Mutex // guards all that follows, and all puppets
+	puppets []*puppet
+	dials   []byte // how the next dials end
+	eager   bool   // everything is answered at once
+	seq     int    // of the latest announcement
+	replay  string // said to whoever opts in
+	broken  string // a promise that was seen to be broken where no test can be ended
+
+	step      int // counts the moments at which everything had come to rest
+	deeds     []*deed
+	sessions  []*Session
+	subs      []*puppetEar
+	ids       map[string]*errand
+	published []string
+	strained  bool // things happened for which commands may fail
+	lied      bool // a server said what it should not have
+	ended     bool // by Close or Shutdown
+}
+
+// errand is one command, by the name that it alone has.
+type errand struct {
+	step     int
+	executed int
+	by       *puppet
+	refused  bool // the server answered with an error
+}
+
+// deed is one call of the client.
+type deed struct {
+	what    string
+	ids     []string
+	cancel  context.CancelFunc
+	over    bool
+	replies []Reply
+	err     error
+}
+
+// puppetEar is a subscription and what it received; a gap is "".
+type puppetEar struct {
+	s   *Subscription
+	got []string
+}
+
+// puppet is the server's end of one connection, and the client's.
+type puppet struct {
+	s              *puppeteer
+	addr           string
+	moved          sync.Cond
+	in, out, later []byte // written and not parsed; to be read; and to be read when it is let go
+	holds          bool   // what is said waits in later
+	manner         byte   // how it shakes hands
+	ready          bool   // hands are shaken
+	pending        []query
+	queued         []string // in a transaction; nil: outside
+	topics         map[string]bool
+	last           int // the step of the last command
+
+	closed, deadline bool // by the client
+	eof, reset       bool
+	takes            int  // bytes that are taken before writing fails, or stalls; -1: all
+	stalls           bool // rather than fails
+	lies             bool
+}
+
+// query is a command that waits for its answer.
+type query struct {
+	reply string
+	topic string // is subscribed to with the answer, or no more if leave
+	leave bool
+	id    string
+}
+
+// How a dial ends.
+const (
+	dialWell = iota
+	dialRefused
+	dialStalls
+	dialDeaf    // the opt-in is refused
+	dialOld     // protocol 2
+	dialLoading // at the PING
+	dialGarbage // in place of HELLO's answer
+	dialCut     // after HELLO
+	dialSilent  // from HELLO on
+	dialHistory // the opt-in's answer comes with what closed a window once
+	dialWrongPass
+	dialManners
+)
+
+func newPuppeteer(t *testing.T, b0, b1 byte) *puppeteer {
+	s := &puppeteer{t: t, ids: map[string]*errand{}}
+	bit := func(b byte, n int) bool { return b>>n&1 == 1 }
+	o := Options{Addr: addrA, OnEvent: func(Event) {}, Dialer: func(ctx context.Context, _, addr string) (net.Conn, error) {
+		p, err := s.dial(ctx, addr)
+		if err != nil {
+			return nil, err
+		}
+		if bit(b0, 0) {
+			return socketPuppet{p}, nil
+		}
+		return p, nil
+	}}
+	if bit(b0, 1) {
+		o.Conns = 2
+	}
+	if bit(b0, 2) {
+		o.Backlog = FailFast
+	}
+	if bit(b0, 3) {
+		o.MaxInFlight = 2
+	}
+	if bit(b0, 4) {
+		o.MaxBacklog = 3
+	}
+	if bit(b0, 5) {
+		o.Maintenance.HoldCap = -1
+	}
+	o.Timeout = [...]time.Duration{0, time.Second, -1, 100 * time.Millisecond}[b0>>6]
+	if bit(b1, 0) {
+		o.Maintenance.RelaxedTimeout = -1
+	}
+	o.Maintenance.Mode = [...]Mode{Auto, Enabled, Disabled, Auto}[b1>>1&3]
+	if bit(b1, 3) {
+		o.KeepAlive = time.Second
+	}
+	if bit(b1, 4) {
+		o.MaxAge = 10 * time.Second
+	}
+	if bit(b1, 5) {
+		o.MaxDedicated = 1
+	}
+	if bit(b1, 6) {
+		o.DialTimeout = time.Second
+	}
+	if bit(b1, 7) {
+		o.Maintenance.HoldCap = time.Hour
+	}
+	c, err := Dial(background, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.c, s.opts = c, c.opts
+	t.Cleanup(func() { c.Close() })
+	return s
+}
+
+// socketPuppet counts as a socket.
+type socketPuppet struct{ *puppet }
+
+func (socketPuppet) SyscallConn() (syscall.RawConn, error) { return nil, syscall.ENOTSUP }
+
+func (s *puppeteer) dial(ctx context.Context, addr string) (*puppet, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	manner := byte(dialWell)
+	if len(s.dials) > 0 {
+		manner, s.dials = s.dials[0], s.dials[1:]
+	}
+	switch manner {
+	case dialRefused:
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
+	case dialStalls:
+		s.mu.Unlock()
+		<-ctx.Done()
+		s.mu.Lock()
+		return nil, ctx.Err()
+	}
+	p := &puppet{s: s, addr: addr, manner: manner, takes: -1, topics: map[string]bool{}}
+	p.moved.L = &s.mu
+	s.puppets = append(s.puppets, p)
+	return p, nil
+}
+
+func (p *puppet) Write(b []byte) (n int, err error) {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	for n < len(b) {
+		take := len(b) - n
+		if p.takes >= 0 {
+			take = min(take, p.takes)
+			p.takes -= take
+		}
+		if p.closed || p.reset {
+			return n, syscall.EPIPE
+		}
+		p.in = append(p.in, b[n:n+take]...)
+		p.hears()
+		switch n += take; {
+		case n == len(b):
+		case p.stalls:
+			p.moved.Wait()
+		case p.takes == 0:
+			return n, syscall.ECONNRESET
+		}
+	}
+	return n, nil
+}
+
+func (p *puppet) Read(b []byte) (int, error) {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	for {
+		switch {
+		case p.closed:
+			return 0, net.ErrClosed
+		case p.deadline:
+			return 0, os.ErrDeadlineExceeded
+		case len(p.out) > 0:
+			n := copy(b, p.out)
+			p.out = p.out[n:]
+			return n, nil
+		case p.reset:
+			return 0, syscall.ECONNRESET
+		case p.eof:
+			return 0, io.EOF
+		}
+		p.moved.Wait()
+	}
+}
+
+func (p *puppet) Close() error {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	p.closed = true
+	p.moved.Broadcast()
+	return nil
+}
+
+// SetReadDeadline is asked for none, or for one that has passed.
+func (p *puppet) SetReadDeadline(t time.Time) error {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	p.deadline = !t.IsZero()
+	p.moved.Broadcast()
+	return nil
+}
+
+func (p *puppet) SetDeadline(time.Time) error      { return errors.ErrUnsupported }
+func (p *puppet) SetWriteDeadline(time.Time) error { return errors.ErrUnsupported }
+func (p *puppet) LocalAddr() net.Addr              { return &net.TCPAddr{} }
+func (p *puppet) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
+
+// hears takes the commands that are complete.
+func (p *puppet) hears() {
+	for {
+		words, n := commandAt(p.in)
+		if n == 0 {
+			return
+		}
+		p.in = p.in[n:]
+		if p.ready {
+			p.executes(words)
+		} else {
+			p.greets(strings.Join(words, " "))
+		}
+	}
+}
+
+// commandAt is the command that b begins with, and its length; 0 if it is not complete.
+func commandAt(b []byte) (words []string, length int) {
+	rest := b
+	number := func() (n int, ok bool) {
+		line, after, ok := bytes.Cut(rest, []byte("\r\n"))
+		if ok {
+			n, _ = strconv.Atoi(string(line[1:]))
+			rest = after
+		}
+		return n, ok
+	}
+	count, ok := number()
+	for range count {
+		size, ok := number()
+		if !ok || len(rest) < size+2 {
+			return nil, 0
+		}
+		words, rest = append(words, string(rest[:size])), rest[size+2:]
+	}
+	if !ok {
+		return nil, 0
+	}
+	return words, len(b) - len(rest)
+}
+
+// greets plays a server's part in the handshake.
+func (p *puppet) greets(command string) {
+	name, _, _ := strings.Cut(command, " ")
+	optIn := strings.HasPrefix(command, "CLIENT MAINT")
+	switch {
+	case p.manner == dialSilent:
+	case name == "HELLO" && p.manner == dialOld:
+		p.says("-ERR unknown command 'HELLO'\r\n")
+	case name == "HELLO" && p.manner == dialGarbage:
+		p.says("HTTP/1.1 400 Bad Request\r\n\r\n")
+	case name == "HELLO" && p.manner == dialWrongPass:
+		p.says("-WRONGPASS invalid username-password pair\r\n")
+	case name == "HELLO":
+		p.says(helloThree)
+		if p.manner == dialCut {
+			p.eof = true
+		}
+	case optIn && p.manner == dialDeaf:
+		p.says("-ERR unknown subcommand 'MAINT_NOTIFICATIONS'\r\n")
+	case optIn && p.manner == dialHistory:
+		p.says("+OK\r\n>3\r\n$8\r\nMIGRATED\r\n:1\r\n$3\r\n[1]\r\n" + p.s.replay)
+	case optIn:
+		p.says("+OK\r\n" + p.s.replay)
+	case name == "PING" && p.manner == dialLoading:
+		p.says("-LOADING Redis is loading the dataset in memory\r\n")
+	case name == "PING":
+		p.ready = true
+		p.says("+PONG\r\n")
+	default:
+		p.says("+OK\r\n")
+	}
+}
+
+// executes notes a command, and answers it, if not now, then when the program says.
+func (p *puppet) executes(words []string) {
+	ask, id := query{reply: "+OK\r\n"}, ""
+	switch words[0] {
+	case "PING":
+		ask.reply = "+PONG\r\n"
+	case "ECHO", "BLPOP":
+		id, ask.id = words[1], words[1]
+		ask.reply = loneBulk(id)
+	case "MULTI":
+		p.queued = []string{}
+	case "EXEC":
+		ask.reply = fmt.Sprintf("*%d\r\n", len(p.queued))
+		for _, id := range p.queued {
+			p.done(id)
+			ask.reply += loneBulk(id)
+		}
+		p.queued = nil
+	case "SUBSCRIBE":
+		ask = query{topic: words[1]}
+		ask.reply = fmt.Sprintf(">3\r\n$9\r\nsubscribe\r\n%s:1\r\n", loneBulk(words[1]))
+	case "UNSUBSCRIBE":
+		for _, topic := range words[1:] {
+			p.asked(query{topic: topic, leave: true, reply: fmt.Sprintf(">3\r\n$11\r\nunsubscribe\r\n%s:0\r\n", loneBulk(topic))})
+		}
+		return
+	}
+	switch {
+	case id != "" && p.queued != nil:
+		p.queued, ask.reply = append(p.queued, id), "+QUEUED\r\n"
+	case id != "":
+		p.done(id)
+		if e := p.s.ids[id]; e != nil && words[0] == "ECHO" {
+			if e.step < p.last {
+				p.s.broken = fmt.Sprintf("%s overtook what was given before it", id)
+			}
+			p.last = e.step
+		}
+	}
+	p.asked(ask)
+}
+
+func (p *puppet) done(id string) {
+	e := p.s.ids[id]
+	if e == nil {
+		p.s.broken = fmt.Sprintf("%q was never given", id)
+		return
+	}
+	e.executed, e.by = e.executed+1, p
+	if e.executed > 1 {
+		p.s.broken = id + " is executed twice"
+	}
+}
+
+// asked answers at once a PING that stands behind nothing, and everything if the server is eager.
+func (p *puppet) asked(q query) {
+	p.pending = append(p.pending, q)
+	if p.s.eager || len(p.pending) == 1 && q.reply == "+PONG\r\n" {
+		p.answers(len(p.pending))
+	}
+}
+
+// answers gives the first n answers that are due.
+func (p *puppet) answers(n int) {
+	for range min(n, len(p.pending)) {
+		q := p.pending[0]
+		p.pending = p.pending[1:]
+		if q.topic != "" {
+			p.topics[q.topic] = !q.leave
+		}
+		p.says(q.reply)
+	}
+}
+
+func (p *puppet) says(raw string) {
+	if p.holds {
+		p.later = append(p.later, raw...)
+	} else if !p.eof {
+		p.out = append(p.out, raw...)
+	}
+	p.moved.Broadcast()
+}
+
+// letGo says what was held back.
+func (p *puppet) letGo() {
+	p.holds = false
+	p.says(string(p.later))
+	p.later = nil
+}
+
+// lie notes that what the client is told from here on is not its fault.
+func (p *puppet) lie(raw string) {
+	p.lies, p.s.lied, p.s.strained = true, true, true
+	p.says(raw)
+}
+
+// cut ends the connection abruptly.
+func (p *puppet) cut() {
+	p.s.strained, p.reset = true, true
+	p.moved.Broadcast()
+}
+
+// --- what a program can do ---
+
+func (s *puppeteer) play(program []byte) {
+	for ; len(program) >= 2; program = program[2:] {
+		s.operate(program[0]&0x7f, program[1])
+		if program[0] < 0x80 { // else the next comes at the same moment
+			s.rests()
+		}
+	}
+	s.recovers()
+	s.c.Close()
+	s.rests()
+	s.judges()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.puppets {
+		if !p.closed {
+			s.t.Errorf("the connection to %s is not closed", p.addr)
+		}
+	}
+}
+
+// rests waits until everything has come to rest, and looks whether a promise was broken.
+func (s *puppeteer) rests() {
+	synctest.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.step++; s.broken != "" {
+		s.t.Fatal(s.broken)
+	}
+}
+
+func (s *puppeteer) operate(op, arg byte) {
+	switch op % 28 {
+	case 0:
+		s.calls(arg, 1, "ECHO", func(ctx context.Context, d *deed) {
+			d.replies = []Reply{s.c.Do(ctx, "ECHO", d.ids[0])}
+			d.err = d.replies[0].Err()
+		})
+	case 1:
+		s.calls(arg, 1+int(arg%4), "DoBatch", func(ctx context.Context, d *deed) { d.replies, d.err = s.c.DoBatch(ctx, d.batch()) })
+	case 2:
+		s.calls(arg, 1+int(arg%4), "DoTx", func(ctx context.Context, d *deed) { d.replies, d.err = s.c.DoTx(ctx, d.batch()) })
+	case 3:
+		s.calls(arg, 1, "BLPOP", func(ctx context.Context, d *deed) {
+			d.replies = []Reply{s.c.Do(ctx, "BLPOP", d.ids[0], arg%8)}
+			d.err = d.replies[0].Err()
+		})
+	case 4:
+		s.calls(arg, 0, "Session", func(ctx context.Context, d *deed) {
+			var own *Session
+			if own, d.err = s.c.Session(ctx); d.err == nil {
+				s.mu.Lock()
+				s.sessions = append(s.sessions, own)
+				s.mu.Unlock()
+			}
+		})
+	case 5:
+		s.calls(arg, 0, "Subscribe", func(ctx context.Context, d *deed) {
+			var sub *Subscription
+			if sub, d.err = s.c.Subscribe(ctx, "news"+strconv.Itoa(int(arg/16%2))); d.err == nil {
+				s.listens(sub)
+			}
+		})
+	case 6:
+		s.calls(arg, 1, "DoAppend", func(ctx context.Context, d *deed) {
+			var text []byte
+			if text, d.err = s.c.DoAppend(ctx, []byte("x"), "ECHO", d.ids[0]); d.err == nil {
+				d.replies = []Reply{ofText(KindString, string(text[1:]))}
+			}
+		})
+	case 20, 21:
+		s.inSession(op%28 == 21, arg)
+	case 16:
+		s.passes([...]time.Duration{0, time.Millisecond, 10 * time.Millisecond, 30 * time.Millisecond, 60 * time.Millisecond, 300 * time.Millisecond,
+			time.Second, 3 * time.Second, 8 * time.Second, 15 * time.Second, 40 * time.Second, 5 * time.Minute}[arg%12])
+	case 17:
+		if n := len(s.deeds); n > 0 {
+			s.deeds[n-1-int(arg)%n].cancel()
+		}
+	case 18:
+		s.calls(arg, 0, "Renew", func(ctx context.Context, d *deed) { d.err = s.c.Renew(ctx) })
+	case 19:
+		s.ends(arg)
+	case 22:
+		s.c.Stats()
+		if n := len(s.sessions); n > 0 && arg%2 == 1 {
+			s.sessions[int(arg/2)%n].Close()
+		}
+		if n := len(s.subs); n > 0 && arg%2 == 0 {
+			s.subs[int(arg/2)%n].s.Close()
+		}
+	default:
+		s.serves(op%28, arg)
+	}
+}
+
+// batch is a batch of a deed's commands.
+func (d *deed) batch() *Batch {
+	var b Batch
+	for _, id := range d.ids {
+		b.Add("ECHO", id)
+	}
+	return &b
+}
+
+// calls has a call run on a goroutine of its own, with so many commands. A context that ends by itself is for some.
+func (s *puppeteer) calls(arg byte, n int, what string, f func(ctx context.Context, d *deed)) {
+	if len(s.deeds) == 64 {
+		return
+	}
+	ctx, cancel := context.WithCancel(background)
+	if arg >= 0xf0 {
+		ctx, cancel = context.WithTimeout(background, time.Duration(arg&7)*20*time.Millisecond)
+	}
+	d := &deed{what: what, cancel: cancel}
+	s.mu.Lock()
+	for range n {
+		id := fmt.Sprintf("id%04d", len(s.ids))
+		s.ids[id] = &errand{step: s.step}
+		d.ids = append(d.ids, id)
+	}
+	s.mu.Unlock()
+	s.deeds = append(s.deeds, d)
+	go func() {
+		f(ctx, d)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		d.over = true
+	}()
+}
+
+func (s *puppeteer) listens(sub *Subscription) {
+	l := &puppetEar{s: sub}
+	s.mu.Lock()
+	s.subs = append(s.subs, l)
+	s.mu.Unlock()
+	go func() {
+		for m, err := range sub.All(background) {
+			s.mu.Lock()
+			if l.got = append(l.got, string(m.Payload)); err != nil {
+				l.got[len(l.got)-1] = ""
+			}
+			s.mu.Unlock()
+		}
+	}()
+}
+
+// inSession uses one of the sessions that are open.
+func (s *puppeteer) inSession(tx bool, arg byte) {
+	s.mu.Lock()
+	n := len(s.sessions)
+	s.mu.Unlock()
+	if n == 0 {
+		return
+	}
+	own := s.sessions[int(arg/4)%n]
+	switch {
+	case tx:
+		s.calls(arg, 1+int(arg%4), "Session.DoTx", func(ctx context.Context, d *deed) { d.replies, d.err = own.DoTx(ctx, d.batch()) })
+	case arg%4 == 0:
+		s.calls(arg, 1, "Session BLPOP", func(ctx context.Context, d *deed) {
+			d.replies = []Reply{own.Do(ctx, "BLPOP", d.ids[0], arg%8)}
+			d.err = d.replies[0].Err()
+		})
+	default:
+		s.calls(arg, 1, "Session.Do", func(ctx context.Context, d *deed) {
+			d.replies = []Reply{own.Do(ctx, "ECHO", d.ids[0])}
+			d.err = d.replies[0].Err()
+		})
+	}
+}
+
+// passes lets time pass. Where something waits for the server for long, it may be given up.
+func (s *puppeteer) passes(d time.Duration) {
+	s.mu.Lock()
+	if s.opts.Timeout > 0 && d >= min(s.opts.Timeout, s.opts.DialTimeout) {
+		for _, p := range s.puppets {
+			s.strained = s.strained || len(p.pending) > 0 || p.holds || p.takes >= 0
+		}
+	}
+	s.mu.Unlock()
+	time.Sleep(d)
+}
+
+// ends is the end of the client by a call of the program, now and then.
+func (s *puppeteer) ends(arg byte) {
+	s.ended = true
+	if arg < 128 {
+		s.calls(0, 0, "Shutdown", func(ctx context.Context, d *deed) {
+			ctx, cancel := context.WithTimeout(ctx, time.Duration(arg)*time.Second)
+			defer cancel()
+			d.err = s.c.Shutdown(ctx)
+		})
+		return
+	}
+	s.c.Close()
+}
+
+// serves is what the server does.
+func (s *puppeteer) serves(op, arg byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if op == 23 {
+		if s.dials = append(s.dials, arg%dialManners); arg%dialManners != dialHistory && arg%dialManners != dialWell {
+			s.strained = true
+		}
+		return
+	}
+	var open []*puppet
+	for _, p := range s.puppets {
+		if !p.closed && !p.reset {
+			open = append(open, p)
+		}
+	}
+	if len(open) == 0 {
+		return
+	}
+	p := open[len(open)-1-int(arg&3)%len(open)]
+	arg >>= 2
+	switch op {
+	case 7:
+		p.letGo()
+		p.answers(1 + int(arg%4))
+	case 8:
+		for _, p := range open {
+			p.letGo()
+			p.answers(len(p.pending))
+		}
+	case 9: // the first bytes of an answer
+		if len(p.pending) > 0 {
+			p.letGo()
+			full := p.pending[0].reply
+			n := int(arg) % len(full)
+			p.pending[0].reply = full[:n]
+			p.answers(1)
+			p.holds, p.later = true, []byte(full[n:])
+		}
+	case 10:
+		p.lie([...]string{"+OK\r\n", ":1\r\n", "$4\r\nthat\r\n", "*2\r\n:1\r\n", "?\r\n", "-ERR no\r\n", "$999999999999\r\n", "*1\r\n>1\r\n+x\r\n"}[arg%8])
+	case 11:
+		s.moves(p, arg)
+	case 12:
+		s.seq++
+		p.says([...]string{"", ">4\r\n$9\r\nMIGRATING\r\n:%d\r\n:2\r\n$3\r\n[1]\r\n", ">4\r\n$12\r\nFAILING_OVER\r\n:%d\r\n:2\r\n$3\r\n[1]\r\n",
+			">3\r\n$8\r\nMIGRATED\r\n:%d\r\n$3\r\n[1]\r\n", ">3\r\n$11\r\nFAILED_OVER\r\n:%d\r\n$3\r\n[1]\r\n", ">3\r\n$10\r\nSMIGRATING\r\n:%d\r\n+1\r\n"}[1+arg%5])
+	case 13:
+		s.publishes("news" + strconv.Itoa(int(arg%2)))
+	case 14:
+		p.cut()
+	case 15:
+		s.strained, p.eof = true, true
+		p.moved.Broadcast()
+	case 24: // a refusal, which is an answer
+		if len(p.pending) > 0 && p.pending[0].id != "" && p.queued == nil {
+			s.ids[p.pending[0].id].refused = true
+			p.pending[0].reply = [...]string{"-READONLY You can't write against a read only replica.\r\n", "-ERR no\r\n", "-MOVED 1 ?:6379\r\n"}[arg%3]
+			p.letGo()
+			p.answers(1)
+		}
+	case 25:
+		p.takes, p.stalls, s.strained = int(arg), false, true
+	case 26:
+		p.takes, p.stalls, s.strained = int(arg), true, true
+	case 27: // no harm can come of such
+		p.says([...]string{">0\r\n", ">1\r\n$6\r\nMOVING\r\n", ">2\r\n$3\r\nfoo\r\n_\r\n", ">4\r\n+MOVING\r\n$1\r\nx\r\n:-5\r\n$2\r\n?:\r\n", "|1\r\n+a\r\n+b\r\n>1\r\n+x\r\n",
+			">3\r\n$11\r\nunsubscribe\r\n$5\r\nnews0\r\n:0\r\n", ">3\r\n$9\r\nsubscribe\r\n$5\r\nnews1\r\n:1\r\n", ">2\r\n$7\r\nmessage\r\n_\r\n"}[arg%8])
+	}
+}
+
+// moves announces: the next number, the same, or a lower one, of several places and windows.
+func (s *puppeteer) moves(p *puppet, arg byte) {
+	s.seq += [...]int{1, 0, -1, 1}[arg&3]
+	arg >>= 2
+	window := [...]int{15, 0, 2, 3600}[arg&3]
+	where := [...]string{loneBulk(addrB), loneBulk(addrC), loneBulk(addrA), "_\r\n"}[arg>>2]
+	raw := fmt.Sprintf(">4\r\n$6\r\nMOVING\r\n:%d\r\n:%d\r\n%s", s.seq, window, where)
+	p.says(raw)
+	if s.seq%2 == 0 {
+		s.replay = raw
+	}
+}
+
+// publishes a message to whoever is subscribed.
+func (s *puppeteer) publishes(topic string) {
+	payload := fmt.Sprintf("%s:%04d", topic, len(s.published))
+	s.published = append(s.published, payload)
+	for _, p := range s.puppets {
+		if p.topics[topic] {
+			p.says(">3\r\n$7\r\nmessage\r\n" + loneBulk(topic) + loneBulk(payload))
+		}
+	}
+}
+
+// --- how it must end ---
+
+// recovers has the server be well again, and says what must then have become of everything.
+func (s *puppeteer) recovers() {
+	s.mu.Lock()
+	s.dials, s.eager, s.replay = nil, true, ""
+	for _, p := range s.puppets {
+		if p.lies || p.takes >= 0 || !p.ready {
+			p.cut()
+		}
+		p.letGo()
+		p.answers(len(p.pending))
+	}
+	sessions := s.sessions
+	s.mu.Unlock()
+	for _, own := range sessions {
+		own.Close()
+	}
+	time.Sleep(3 * time.Minute)
+	s.rests()
+	s.mu.Lock()
+	for _, own := range s.sessions { // which were waited for
+		defer own.Close()
+	}
+	for _, d := range s.deeds {
+		if !d.over {
+			s.t.Errorf("%s %v has not ended although the server is well", d.what, d.ids)
+		}
+	}
+	s.mu.Unlock()
+	if s.ended {
+		return
+	}
+	ctx, cancel := contextFor(time.Minute)
+	defer cancel()
+	if text, err := s.c.Do(ctx, "PING").Text(); text != "PONG" || err != nil {
+		s.t.Errorf("the client does not serve although the server is well: %q, %v", text, err)
+	}
+	s.rests()
+	open := 0
+	s.mu.Lock()
+	for _, p := range s.puppets {
+		if !p.closed {
+			open++
+		}
+	}
+	s.mu.Unlock()
+	if stats := s.c.Stats(); stats.InFlight != 0 || stats.Backlog != 0 || stats.Conns != open {
+		s.t.Errorf("at rest, with %d connections open: %+v", open, stats)
+	}
+}
+
+// judges what became of each call and each subscription.
+func (s *puppeteer) judges() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, d := range s.deeds {
+		if !d.over {
+			s.t.Fatalf("%s %v has not ended by Close", d.what, d.ids)
+		}
+		s.judgesErr(d)
+		for i, id := range d.ids {
+			r := failure(d.err)
+			if i < len(d.replies) {
+				r = d.replies[i]
+			}
+			if d.err != nil || len(d.replies) == len(d.ids) {
+				s.judgesReply(d, id, r)
+			} else {
+				s.t.Errorf("%s %v: %d replies", d.what, d.ids, len(d.replies))
+			}
+		}
+	}
+	for _, l := range s.subs {
+		s.judgesMessages(l.got)
+	}
+}
+
+// judgesErr says of a failed call that it had a reason to fail.
+func (s *puppeteer) judgesErr(d *deed) {
+	var refusal *ServerError
+	switch err := d.err; {
+	case err == nil, errors.As(err, &refusal), s.strained:
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded), errors.Is(err, ErrClosed), errors.Is(err, ErrBacklogFull):
+	case errors.Is(err, ErrTimeout), strings.HasPrefix(d.what, "Session"): // its own, which is closed when what blocks is given up
+	default:
+		s.t.Errorf("%s %v failed without a reason: %v", d.what, d.ids, err)
+	}
+}
+
+func (s *puppeteer) judgesReply(d *deed, id string, r Reply) {
+	e, err := s.ids[id], r.Err()
+	text, _ := r.Text()
+	var refusal *ServerError
+	switch {
+	case errors.As(err, &refusal): // of any command of a transaction
+		if e.refused != true && !s.lied && !strings.HasSuffix(d.what, "DoTx") {
+			s.t.Errorf("%s %s: the server answered %v, which it did not", d.what, id, err)
+		}
+	case err != nil && !MaybeExecuted(err):
+		if e.executed > 0 && !s.lied {
+			s.t.Errorf("%s %s was executed: %v", d.what, id, err)
+		}
+		for _, p := range s.puppets {
+			if bytes.Contains(p.in, []byte(id)) {
+				s.t.Errorf("%s %s was begun to be sent: %v", d.what, id, err)
+			}
+		}
+	case err != nil:
+	case s.lied && (e.by == nil || e.by.lies):
+	case text != id || e.executed != 1:
+		s.t.Errorf("%s %s: answered %q, executed %d times", d.what, id, show(r), e.executed)
+	}
+}
+
+// judgesMessages says that nothing came twice or out of order, and that nothing is missing where no gap was told.
+func (s *puppeteer) judgesMessages(got []string) {
+	last := -1
+	for _, payload := range got {
+		if s.lied {
+			return
+		}
+		if payload == "" {
+			last = -1
+			continue
+		}
+		at := slices.Index(s.published, payload)
+		if at <= last && last >= 0 || at < 0 {
+			s.t.Errorf("%q came behind %q", payload, s.published[last])
+			return
+		}
+		for i := last + 1; last >= 0 && i < at; i++ {
+			if topic, _, _ := strings.Cut(payload, ":"); strings.HasPrefix(s.published[i], topic+":") {
+				s.t.Errorf("%q is missing in %q", s.published[i], got)
+			}
+		}
+		last = at
 	}
 }
