@@ -828,7 +828,7 @@ func FuzzBridge(f *testing.F) {
 		f.Add([]byte(p))
 	}
 	f.Fuzz(func(t *testing.T, program []byte) {
-		if len(program) < 4 || len(program) > 2*100 {
+		if len(program) < 4 || len(program) > 2*48 {
 			return
 		}
 		bubble(t, func(t *testing.T) { newPuppeteer(t, program[0], program[1]).play(program[2:]) })
@@ -977,7 +977,7 @@ func newPuppeteer(t *testing.T, b0, b1 byte) *puppeteer {
 	}
 	o.Maintenance.Mode = [...]Mode{Auto, Enabled, Disabled, Auto}[b1>>1&3]
 	if bit(b1, 3) {
-		o.KeepAlive = time.Second
+		o.KeepAlive = 5 * time.Second
 	}
 	if bit(b1, 4) {
 		o.MaxAge = 10 * time.Second
@@ -1325,8 +1325,12 @@ func (s *puppeteer) operate(op, arg byte) {
 			var own *Session
 			if own, d.err = s.c.Session(ctx); d.err == nil {
 				s.mu.Lock()
+				late := s.eager
 				s.sessions = append(s.sessions, own)
 				s.mu.Unlock()
+				if late { // others wait for its place
+					own.Close()
+				}
 			}
 		})
 	case 5:
@@ -1516,8 +1520,8 @@ func (s *puppeteer) serves(op, arg byte) {
 		s.moves(p, arg)
 	case 12:
 		s.seq++
-		p.says([...]string{"", ">4\r\n$9\r\nMIGRATING\r\n:%d\r\n:2\r\n$3\r\n[1]\r\n", ">4\r\n$12\r\nFAILING_OVER\r\n:%d\r\n:2\r\n$3\r\n[1]\r\n",
-			">3\r\n$8\r\nMIGRATED\r\n:%d\r\n$3\r\n[1]\r\n", ">3\r\n$11\r\nFAILED_OVER\r\n:%d\r\n$3\r\n[1]\r\n", ">3\r\n$10\r\nSMIGRATING\r\n:%d\r\n+1\r\n"}[1+arg%5])
+		p.says(fmt.Sprintf([...]string{">4\r\n$9\r\nMIGRATING\r\n:%d\r\n:2\r\n$3\r\n[1]\r\n", ">4\r\n$12\r\nFAILING_OVER\r\n:%d\r\n:2\r\n$3\r\n[1]\r\n",
+			">3\r\n$8\r\nMIGRATED\r\n:%d\r\n$3\r\n[1]\r\n", ">3\r\n$11\r\nFAILED_OVER\r\n:%d\r\n$3\r\n[1]\r\n", ">3\r\n$10\r\nSMIGRATING\r\n:%d\r\n+1\r\n"}[arg%5], s.seq))
 	case 13:
 		s.publishes("news" + strconv.Itoa(int(arg%2)))
 	case 14:
@@ -1584,12 +1588,9 @@ func (s *puppeteer) recovers() {
 	for _, own := range sessions {
 		own.Close()
 	}
-	time.Sleep(3 * time.Minute)
+	time.Sleep(40 * time.Second) // the longest of dials, of back-off and of what is between handoffs takes 10
 	s.rests()
 	s.mu.Lock()
-	for _, own := range s.sessions { // which were waited for
-		defer own.Close()
-	}
 	for _, d := range s.deeds {
 		if !d.over {
 			s.t.Errorf("%s %v has not ended although the server is well", d.what, d.ids)
