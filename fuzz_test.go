@@ -869,6 +869,7 @@ type puppeteer struct {
 	subs      []*puppetEar
 	ids       map[string]*errand
 	published []string
+	stuck     bool // a write was
 	strained  bool // things happened for which commands may fail
 	lied      bool // a server said what it should not have
 	ended     bool // by Close or Shutdown
@@ -1203,7 +1204,7 @@ func (p *puppet) executes(words []string) {
 	case id != "":
 		p.done(id)
 		if e := p.s.ids[id]; e != nil && words[0] == "ECHO" {
-			if e.step < p.last {
+			if e.step < p.last && !p.s.stuck { // what was stuck in a write comes behind what did not wait for it
 				p.s.broken = fmt.Sprintf("%s overtook what was given before it", id)
 			}
 			p.last = e.step
@@ -1537,9 +1538,9 @@ func (s *puppeteer) serves(op, arg byte) {
 			p.answers(1)
 		}
 	case 25:
-		p.takes, p.stalls, s.strained = int(arg), false, true
+		p.takes, p.stalls, s.strained, s.stuck = int(arg), false, true, true
 	case 26:
-		p.takes, p.stalls, s.strained = int(arg), true, true
+		p.takes, p.stalls, s.strained, s.stuck = int(arg), true, true, true
 	case 27: // no harm can come of such
 		p.says([...]string{">0\r\n", ">1\r\n$6\r\nMOVING\r\n", ">2\r\n$3\r\nfoo\r\n_\r\n", ">4\r\n+MOVING\r\n$1\r\nx\r\n:-5\r\n$2\r\n?:\r\n", "|1\r\n+a\r\n+b\r\n>1\r\n+x\r\n",
 			">3\r\n$11\r\nunsubscribe\r\n$5\r\nnews0\r\n:0\r\n", ">3\r\n$9\r\nsubscribe\r\n$5\r\nnews1\r\n:1\r\n", ">2\r\n$7\r\nmessage\r\n_\r\n"}[arg%8])
@@ -1647,9 +1648,8 @@ func (s *puppeteer) judges() {
 
 // judgesErr says of a failed call that it had a reason to fail.
 func (s *puppeteer) judgesErr(d *deed) {
-	var refusal *ServerError
 	switch err := d.err; {
-	case err == nil, errors.As(err, &refusal), s.strained:
+	case err == nil, isAnswer(err), s.strained:
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded), errors.Is(err, ErrClosed), errors.Is(err, ErrBacklogFull):
 	case errors.Is(err, ErrTimeout), strings.HasPrefix(d.what, "Session"): // its own, which is closed when what blocks is given up
 	default:
@@ -1657,13 +1657,19 @@ func (s *puppeteer) judgesErr(d *deed) {
 	}
 }
 
+// isAnswer says that an error is what the server said to a command, not why there is no connection.
+func isAnswer(err error) bool {
+	var answer *ServerError
+	var none *commandError
+	return errors.As(err, &answer) && !errors.As(err, &none)
+}
+
 func (s *puppeteer) judgesReply(d *deed, id string, r Reply) {
 	e, err := s.ids[id], r.Err()
 	text, _ := r.Text()
-	var refusal *ServerError
 	switch {
-	case errors.As(err, &refusal): // of any command of a transaction
-		if e.refused != true && !s.lied && !strings.HasSuffix(d.what, "DoTx") {
+	case isAnswer(err): // to any command of a transaction
+		if !e.refused && !s.lied && !strings.HasSuffix(d.what, "DoTx") {
 			s.t.Errorf("%s %s: the server answered %v, which it did not", d.what, id, err)
 		}
 	case err != nil && !MaybeExecuted(err):
