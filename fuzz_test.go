@@ -656,9 +656,8 @@ func (w *fuzzWatch) dials(b byte) {
 
 // --- URLs ---
 
-// urlOptions are the options that a URL may hold, as its documentation names them, and where each is.
+// urlOptions are the options that a URL may hold, as its documentation names them, and where each is. Where to connect to is none.
 var urlOptions = map[string]func(o *Options) any{
-	"network": func(o *Options) any { return &o.Network }, "addr": func(o *Options) any { return &o.Addr },
 	"username": func(o *Options) any { return &o.Username }, "password": func(o *Options) any { return &o.Password },
 	"client_name": func(o *Options) any { return &o.ClientName }, "proxy": func(o *Options) any { return &o.Proxy },
 	"db": func(o *Options) any { return &o.DB }, "conns": func(o *Options) any { return &o.Conns },
@@ -1551,7 +1550,7 @@ func (s *puppeteer) serves(op, arg byte) {
 func (s *puppeteer) moves(p *puppet, arg byte) {
 	s.seq += [...]int{1, 0, -1, 1}[arg&3]
 	arg >>= 2
-	window := [...]int{15, 0, 2, 3600}[arg&3]
+	window := [...]int{15, 0, 2, 30}[arg&3]
 	where := [...]string{loneBulk(addrB), loneBulk(addrC), loneBulk(addrA), "_\r\n"}[arg>>2]
 	raw := fmt.Sprintf(">4\r\n$6\r\nMOVING\r\n:%d\r\n:%d\r\n%s", s.seq, window, where)
 	p.says(raw)
@@ -1589,7 +1588,7 @@ func (s *puppeteer) recovers() {
 	for _, own := range sessions {
 		own.Close()
 	}
-	time.Sleep(40 * time.Second) // the longest of dials, of back-off and of what is between handoffs takes 10
+	time.Sleep(time.Minute) // a window takes 30 seconds at most; a dial, and what is between handoffs, 10
 	s.rests()
 	s.mu.Lock()
 	for _, d := range s.deeds {
