@@ -263,7 +263,7 @@ func odd(r baton.Reply) string {
 	return ""
 }
 
-// malformed is what a line is not, by its type: as the protocol's specification has it, nothing else is well formed.
+// wellFormed is what a line of each type may be, as the protocol's specification has it.
 var wellFormed = map[byte]*regexp.Regexp{
 	'+': regexp.MustCompile(`^[^\r\n]*$`), '-': regexp.MustCompile(`^[^\r\n]*$`), ':': regexp.MustCompile(`^[+-]?[0-9]+$`), '_': regexp.MustCompile(`^$`),
 	'#': regexp.MustCompile(`^[tf]$`), ',': regexp.MustCompile(`^([+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|-?inf|-?nan)$`), '(': regexp.MustCompile(`^[+-]?[0-9]+$`),
