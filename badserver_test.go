@@ -5,12 +5,11 @@ package baton
 // the client do not notice, and when the server is good again so is the client. What no client can notice is said where it is tested.
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"runtime"
-	"slices"
+
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -159,7 +158,7 @@ func badHandshakes() map[string]badHandshake {
 		"answers with protocol 2^62":         {answering("HELLO", "%1\r\n+proto\r\n:4611686018427387904\r\n"), 0, []string{"HELLO", "protocol"}},
 		"answers HELLO with a status":        {answering("HELLO", "+OK\r\n"), 0, []string{"HELLO", "status"}},
 		"answers PING with another status":   {answering("PING", "+QUEUED\r\n"), 0, []string{"PING", "QUEUED"}},
-		"answers PING with much":             {answering("PING", "$500000\r\n"+strings.Repeat("x", 500_000)+"\r\n"), 0, []string{"PING", "string"}},
+		"answers PING with much":             {answering("PING", "$500000\r\n"+strings.Repeat("x", 500_000)+"\r\n"), 0, []string{"PING", "xxx"}},
 		"repeats the password at PING":       {answering("PING", "+"+roguePassword+"\r\n"), 0, []string{"PING"}},
 		"never answers HELLO":                {answering("HELLO", ""), 5 * time.Second, []string{"HELLO", "deadline"}},
 		"never ends HELLO's answer":          {withoutEnd("%3\r\n+server\r\n+", "x"), 5 * time.Second, []string{"HELLO", "deadline"}},
@@ -276,4 +275,799 @@ func TestBadServersInTheHandshake(t *testing.T) {
 	}
 }
 
-var _ = []any{context.Background, errors.Is, runtime.GC, slices.Clone[[]int]}
+// --- a connection that was good ---
+
+// badLengths are lengths that no server means, of values that have one. Where "-1" is protocol 2's null it is a reply like any other.
+func badLengths() (all []string) {
+	for _, n := range []string{"4611686018427387904", "9223372036854775807", "9223372036854775808", "18446744073709551616", "999999999999999999",
+		"1000000000000000000000000000000", "2147483648", "-1", "-2", "-0", "-9223372036854775808", "+5", " 5", "5 ", "", "-", "0x5", "5.0", "1e3", "?"} {
+		for _, tag := range "$=!*%~>|" {
+			if raw := string(tag) + n + "\r\n"; raw != "$-1\r\n" && raw != "*-1\r\n" {
+				all = append(all, raw)
+			}
+		}
+	}
+	return all
+}
+
+// lengthIsBad is what is said of them.
+func lengthIsBad(t *testing.T, raw string, err error) {
+	t.Helper()
+	text := fmt.Sprint(err)
+	if !strings.Contains(text, "malformed length") && !strings.Contains(text, "length beyond the limit") || !strings.Contains(text, strconv.Quote(raw[:min(len(raw)-1, 40)])) || len(text) > 400 {
+		t.Errorf("%q: %.500s", raw, text)
+	}
+}
+
+// TestBadServersWhenIdle: the handshake is good, and a little later every connection says what nobody asked for, or what means nothing.
+func TestBadServersWhenIdle(t *testing.T) {
+	const asked = "a reply that no command asked for"
+	for name, x := range map[string]struct {
+		raw   string
+		words []string
+	}{
+		"a status":                          {"+stray\r\n", []string{asked, "stray", addrA}},
+		"an error":                          {"-ERR Closing idle connection\r\n", []string{asked, "Closing idle", addrA}},
+		"a string":                          {"$5\r\nstray\r\n", []string{asked, "stray", addrA}},
+		"a long string":                     {"$500000\r\n" + strings.Repeat("x", 500_000) + "\r\n", []string{asked, "$500000", addrA}},
+		"null":                              {"_\r\n", []string{asked, addrA}},
+		"null of protocol 2":                {"$-1\r\n", []string{asked, addrA}},
+		"null array of protocol 2":          {"*-1\r\n", []string{asked, addrA}},
+		"a message of protocol 2":           {"*3\r\n$7\r\nmessage\r\n$1\r\na\r\n$1\r\nx\r\n", []string{asked, "message", addrA}},
+		"a command":                         {string(command("PING")), []string{asked, "PING", addrA}},
+		"a map":                             {helloThree, []string{asked, "server", addrA}},
+		"a reply behind a push":             {">1\r\n+foo\r\n+stray\r\n", []string{asked, "stray", addrA}},
+		"a reply before a push":             {"+stray\r\n>1\r\n+foo\r\n", []string{asked, "stray", addrA}},
+		"a push in a push":                  {">2\r\n+foo\r\n>1\r\n+a\r\n", []string{"push inside another value"}},
+		"a push in an array":                {"*1\r\n>1\r\n+a\r\n", []string{"push inside another value"}},
+		"garbage":                           {"garbage\r\n", []string{"unknown type", "garbage"}},
+		"zeros":                             {strings.Repeat("\x00", 1000), []string{"unknown type", `\x00`}},
+		"a number that is none":             {":1x\r\n", []string{"malformed value", ":1x"}},
+		"a boolean that is none":            {"#maybe\r\n", []string{"malformed value", "maybe"}},
+		"a float that is none":              {",0x1p3\r\n", []string{"malformed value", "0x1p3"}},
+		"a line that ends wrongly":          {"+a\n", []string{"line feed without carriage return", "+a"}},
+		"a string that is longer than said": {"$3\r\nabcdef\r\n", []string{"string does not end where its length says"}},
+		"a line without end":                {"+" + strings.Repeat("x", 2<<20), []string{"reply of too many bytes"}},
+		"a number without end":              {":" + strings.Repeat("1", 2<<20), []string{"reply of too many bytes"}},
+		"a length without end":              {"*" + strings.Repeat("0", 2<<20), []string{"reply of too many bytes"}},
+		"100,000 arrays in each other":      {strings.Repeat("*1\r\n", 100_000), []string{"nested too deeply"}},
+		"100,000 maps in each other":        {strings.Repeat("%1\r\n+a\r\n", 100_000), []string{"nested too deeply"}},
+		"100,000 maps as keys":              {strings.Repeat("%1\r\n", 100_000), []string{"nested too deeply"}},
+		"100,000 sets in each other":        {strings.Repeat("~1\r\n", 100_000), []string{"nested too deeply"}},
+		"100,000 attributes in each other":  {strings.Repeat("|1\r\n", 100_000), []string{"nested too deeply"}},
+		"100,000 arrays in a push":          {">1\r\n" + strings.Repeat("*1\r\n", 100_000), []string{"nested too deeply"}},
+		"100,000 attributes in a row":       {strings.Repeat("|0\r\n", 300_000), []string{"reply of too many bytes"}},
+	} {
+		sub(t, name, func(t *testing.T) {
+			r := newRogue(t, Options{MaxReply: 1 << 20}, func(p *peer) {
+				p.handshake()
+				time.Sleep(20 * time.Millisecond)
+				p.says(x.raw)
+			})
+			time.Sleep(20 * time.Second)
+			r.backsOff(20 * time.Millisecond)
+			if dials := len(r.book.to()) - 2; dials > 6+20*4/3 {
+				t.Errorf("%d redials in 20 s", dials)
+			}
+			for _, e := range r.j.of(EventLost)[1:4] {
+				explained(t, fmt.Errorf("%s: %w", e.Addr, e.Err), x.words...)
+			}
+			r.good.Store(true)
+			time.Sleep(2 * time.Second)
+			r.serves()
+			if st := r.c.Stats(); st.Conns != 2 || st.Failed != 0 || r.j.count(EventDialFailed) != 0 {
+				t.Errorf("in the end: %+v", st)
+			}
+		})
+	}
+}
+
+// TestBadServersForAReply: what is said in place of a reply, behind a good one, is the end of that connection alone. Who got his reply
+// before keeps it, and who waits is told what came; the next connection answers each what he asks.
+func TestBadServersForAReply(t *testing.T) {
+	for _, raw := range badLengths() {
+		sub(t, fmt.Sprintf("%q", raw), func(t *testing.T) {
+			s := newScript(t)
+			c, p := s.connect(Options{Timeout: time.Hour})
+			waiting := []<-chan Reply{async(c, "ECHO", "one"), async(c, "ECHO", "two"), async(c, "ECHO", "three")}
+			p.expects("ECHO one", "ECHO two", "ECHO three")
+			sent := "+one\r\n" + raw + strings.Repeat("x", 1000)
+			took := allocated(func() {
+				p.says(sent)
+				answered(t, waiting[0], "one")
+				for _, ch := range waiting[1:] {
+					err := reply(t, ch).Err()
+					if !MaybeExecuted(err) {
+						t.Errorf("%v, and it was never sent", err)
+					}
+					lengthIsBad(t, raw, err)
+				}
+			})
+			if most := uint64(1 << 20); took > most {
+				t.Errorf("%d bytes were taken for %d, of which most never came", took, len(sent))
+			}
+			q := s.readyAt(addrA)
+			go q.echo()
+			for i := range 3 {
+				if got := textOf(c.Do(background, "GET", i)); got != fmt.Sprint("GET ", i) {
+					t.Errorf("GET %d is answered with %q", i, got)
+				}
+			}
+			if !p.hungUp() || len(s.dialled()) != 2 {
+				t.Errorf("dialled %v", s.dialled())
+			}
+		})
+	}
+	// Leading zeros are read for what they mean; where there are more than of any number, they are refused.
+	for raw, want := range map[string]string{"$003\r\nabc\r\n": "abc", "$000000000000000003\r\nabc\r\n": "abc", "$0000000000000000003\r\nabc\r\n": "", ":0012\r\n": "12", ":+12\r\n": "12"} {
+		sub(t, fmt.Sprintf("zeros, %q", raw), func(t *testing.T) {
+			s := newScript(t)
+			c, p := s.connect(Options{})
+			got := async(c, "GET", "k")
+			behind := async(c, "GET", "behind")
+			p.expects("GET k", "GET behind")
+			p.says(raw + "+behind\r\n")
+			r := reply(t, got)
+			text, _ := r.Text()
+			if n, err := r.Int64(); err == nil {
+				text = strconv.FormatInt(n, 10)
+			}
+			if text != want || want == "" && !MaybeExecuted(r.Err()) {
+				t.Errorf("%q, %v, want %q", text, r.Err(), want)
+			}
+			if got := textOf(reply(t, behind)); want != "" && got != "behind" {
+				t.Errorf("what is behind it is %q", got)
+			}
+		})
+	}
+}
+
+// --- memory ---
+
+// kept is the memory in use.
+func kept() int {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int(m.HeapAlloc)
+}
+
+// TestAnnouncedAndNeverSent: lengths within all limits are believed, and cost what has come, and not what was announced. The connection is
+// silent then, and ends like any other that is.
+func TestAnnouncedAndNeverSent(t *testing.T) {
+	for _, raw := range []string{"$536870000\r\nx", "=536870000\r\ntxt:", "!536870000\r\nERR ", "*16777216\r\n:1\r\n", "~16777216\r\n:1\r\n", "%8388607\r\n+a\r\n",
+		">16777216\r\n+foo\r\n", "|8388607\r\n+a\r\n", strings.Repeat("*100000\r\n", 127) + "$500000000\r\nx"} {
+		for _, inHandshake := range []bool{false, true} {
+			sub(t, fmt.Sprintf("%.20q, in the handshake: %v", raw, inHandshake), func(t *testing.T) {
+				s, j := newScript(t), &journal{}
+				c, p := s.connect(Options{OnEvent: j.add, KeepAlive: -1})
+				if inHandshake {
+					p.Close()
+					p = s.accept()
+					p.expects("HELLO 3")
+				}
+				waiting := async(c, "GET", "k")
+				start, before := time.Now(), kept()
+				took := allocated(func() {
+					p.says(raw)
+					failedWith(t, "what waits for it", waiting, ErrTimeout, !inHandshake)
+				})
+				if most := uint64(readAhead + 1<<20); took > most || kept()-before > int(most) {
+					t.Errorf("%d bytes were taken, and %d are kept, for %d that came", took, kept()-before, len(raw))
+				}
+				q := s.accept()
+				if took := time.Since(start); took > 12*time.Second {
+					t.Errorf("the connection was given up after %v", took)
+				}
+				q.handshake()
+				go q.echo()
+				served(t, c, "on the next connection")
+				if e := j.of(EventLost); !inHandshake && (len(e) != 1 || !strings.Contains(e[0].Err.Error(), "not a byte for")) {
+					t.Errorf("the events of loss are %v", e)
+				}
+			})
+		}
+	}
+}
+
+// TestRepliesWithoutEnd: what grows and grows is cut off at MaxReply. No more than that is read, and what it takes meanwhile is a small
+// multiple of it: for strings what append wastes, for elements what they are in memory in place of three bytes.
+func TestRepliesWithoutEnd(t *testing.T) {
+	const limit = 1 << 20
+	for name, x := range map[string]struct {
+		first, more string
+		most        int // that may be in use
+	}{
+		"a status":              {"+", "xxxxxxxx", 4 * limit},
+		"an error":              {"-ERR ", "xxxxxxxx", 4 * limit},
+		"a number":              {":", "11111111", 4 * limit},
+		"a length":              {"$", "00000000", 4 * limit},
+		"strings in an array":   {"*1000000\r\n", "$8\r\nxxxxxxxx\r\n", 8 * limit},
+		"nulls in an array":     {"*1000000\r\n", "_\r\n", 32 * limit},
+		"numbers in a map":      {"%1000000\r\n", ":1\r\n", 32 * limit},
+		"empty arrays in a set": {"~1000000\r\n", "*0\r\n", 32 * limit},
+		"attributes":            {"", "|0\r\n", 4 * limit},
+		"attributes of much":    {"", "|1\r\n+a\r\n+b\r\n", 4 * limit},
+		"a push":                {">1000000\r\n+foo\r\n", "$8\r\nxxxxxxxx\r\n", 8 * limit},
+	} {
+		for _, inHandshake := range []bool{false, true} {
+			sub(t, fmt.Sprintf("%s, in the handshake: %v", name, inHandshake), func(t *testing.T) {
+				s := newScript(t)
+				c, p := s.connect(Options{MaxReply: limit, Timeout: time.Hour, KeepAlive: -1})
+				if inHandshake {
+					p.Close()
+					p = s.accept()
+					p.expects("HELLO 3")
+				}
+				waiting := async(c, "GET", "k")
+				chunk, before, sent := strings.Repeat(x.more, 32<<10/len(x.more)), kept(), 0
+				p.says(x.first)
+				for {
+					n, err := io.WriteString(p.Conn, chunk)
+					if sent += n; err != nil {
+						break
+					}
+					synctest.Wait()
+					if sent%(4*len(chunk)) == 0 && kept()-before > x.most {
+						t.Fatalf("%d bytes are kept of %d", kept()-before, sent)
+					}
+				}
+				if sent > limit+2*len(chunk) {
+					t.Errorf("%d bytes were taken from the server, with a limit of %d", sent, limit)
+				}
+				q := s.readyAt(addrA)
+				if !inHandshake {
+					err := reply(t, waiting).Err()
+					if !MaybeExecuted(err) {
+						t.Errorf("%v, and it was never sent", err)
+					}
+					if text := err.Error(); !strings.Contains(text, "reply of too many bytes") && !strings.Contains(text, "length beyond the limit") || len(text) > 400 {
+						t.Errorf("the error does not say why: %.500s", text)
+					}
+					waiting = async(c, "GET", "k")
+				}
+				q.expects("GET k")
+				q.says("+v\r\n")
+				answered(t, waiting, "v")
+				if grown := kept() - before; grown > limit {
+					t.Errorf("%d bytes are kept when it is over", grown)
+				}
+			})
+		}
+	}
+}
+
+// pushesWithoutEnd are pushes of which one follows the other. %d is their number.
+var pushesWithoutEnd = map[string]string{
+	"unknown ones":               ">2\r\n$3\r\nfoo\r\n$100\r\n" + strings.Repeat("x", 100) + "\r\n",
+	"invalidations":              ">2\r\n$10\r\ninvalidate\r\n*1\r\n$12\r\nkey:%08d\r\n",
+	"messages that nobody wants": ">3\r\n$7\r\nmessage\r\n$12\r\nnew:%08d\r\n$1\r\nx\r\n",
+	"messages of a subscription": ">3\r\n$7\r\nmessage\r\n$4\r\nmine\r\n$100\r\n" + strings.Repeat("x", 92) + "%08d\r\n",
+	"confirmations":              ">3\r\n$9\r\nsubscribe\r\n$12\r\nnew:%08d\r\n:1\r\n",
+	"ends of what nobody has":    ">3\r\n$11\r\nunsubscribe\r\n$12\r\nnew:%08d\r\n:1\r\n",
+	"replayed completions":       ">2\r\n$8\r\nMIGRATED\r\n:%d\r\n",
+	"openers, each news":         ">4\r\n$9\r\nMIGRATING\r\n:%d\r\n:2\r\n$100\r\n" + strings.Repeat("x", 100) + "\r\n",
+	"openers, in large frames":   ">5\r\n$9\r\nMIGRATING\r\n:%d\r\n:2\r\n$1\r\nx\r\n$100000\r\n" + strings.Repeat("x", 100_000) + "\r\n",
+	"slots that migrated":        ">3\r\n$9\r\nSMIGRATED\r\n:%d\r\n*2\r\n*3\r\n+a:1\r\n+b:1\r\n+1-2\r\n*1\r\n_\r\n",
+	"the same announcement":      ">5\r\n$6\r\nMOVING\r\n:7\r\n:3600\r\n$14\r\n10.9.0.99:6379\r\n:%d\r\n",
+	"numbers of nothing":         ">1\r\n:%d\r\n",
+}
+
+// TestPushesWithoutEnd: none of them is kept, beyond what the client has bounds for, on whatever connection they come; and commands there
+// and elsewhere are answered meanwhile.
+func TestPushesWithoutEnd(t *testing.T) {
+	for name, frame := range pushesWithoutEnd {
+		for _, where := range []string{"an ordinary connection", "that of the subscriptions", "a session's"} {
+			sub(t, name+" on "+where, func(t *testing.T) {
+				t.Cleanup(func() { time.Sleep(10 * time.Second) })
+				s := newScript(t)
+				s.refuseAll("10.9.0.99:6379")
+				all := gather(s, func(p *peer) {
+					p.handshake()
+					p.serve(func(command string) string {
+						if verb, name, _ := strings.Cut(command, " "); verb == "SUBSCRIBE" {
+							return confirmation(verb, name, 1)
+						}
+						return answers(nil).to(command)
+					})
+				})
+				c := dialOptions(t, Options{Addr: addrA, Dialer: s.dial, KeepAlive: -1, MaxMessages: 100})
+				ask := c.Do
+				switch where {
+				case "that of the subscriptions":
+					subscription, err := c.Subscribe(background, "mine")
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer subscription.Close()
+				case "a session's":
+					ask = loneSession(t, c).Do
+				}
+				flooded := all.at(addrA)
+				p, sent, before := flooded[len(flooded)-1], 0, kept()
+				for i := 0; sent < 4<<20; {
+					var b strings.Builder
+					for ; b.Len() < 64<<10; i++ {
+						if strings.Contains(frame, "%") {
+							fmt.Fprintf(&b, frame, i)
+						} else {
+							b.WriteString(frame)
+						}
+					}
+					p.says(b.String())
+					sent += b.Len()
+					if time.Sleep(time.Millisecond); sent/(1<<20) != (sent-b.Len())/(1<<20) {
+						want := fmt.Sprint("meanwhile ", i)
+						if got := textOf(ask(background, "ECHO", want)); got != want {
+							t.Errorf("%q is answered with %q", want, got)
+						}
+						if got := textOf(c.Do(background, "ECHO", want)); got != want {
+							t.Errorf("elsewhere %q is answered with %q", want, got)
+						}
+						if grown := kept() - before; grown > 1<<20 {
+							t.Fatalf("%d bytes are kept of %d", grown, sent)
+						}
+					}
+				}
+				if st := c.Stats(); st.Reconnects != 0 || st.Failed != 0 || len(all.at(addrA)) != len(flooded) {
+					t.Errorf("%+v", st)
+				}
+				if d := s.dialled(); len(d) > len(flooded)+10 {
+					t.Errorf("%d dials", len(d))
+				}
+			})
+		}
+	}
+}
+
+// --- other connections than those for ordinary commands ---
+
+// elsewhere is a server of which the connection for ordinary commands is good, and so are all others when it is good.
+func elsewhere(t *testing.T, o Options, good *atomic.Bool, bad func(p *peer)) (c *Client, all *crowd, book *dialBook, j *journal) {
+	t.Helper()
+	t.Cleanup(func() { time.Sleep(time.Second) })
+	s := newScript(t)
+	book, j = &dialBook{}, &journal{}
+	var dials atomic.Int32
+	all = gather(s, func(p *peer) {
+		if dials.Add(1) > 1 && !good.Load() {
+			bad(p)
+			p.hangsOn()
+			return
+		}
+		p.handshake()
+		p.serve(func(command string) string {
+			switch verb, name, _ := strings.Cut(command, " "); verb {
+			case "SUBSCRIBE":
+				return confirmation(verb, name, 1)
+			case "BLPOP":
+				return "*2\r\n+" + strings.TrimSuffix(name, " 0") + "\r\n+element\r\n"
+			}
+			return answers(nil).to(command)
+		})
+	})
+	o.Addr, o.Dialer, o.OnEvent, o.KeepAlive = addrA, book.over(s.dial), j.add, -1
+	return dialOptions(t, o), all, book, j
+}
+
+// bounded says that so many dials in so long are those of a back-off.
+func bounded(t *testing.T, dials int, in time.Duration) {
+	t.Helper()
+	if most := 6 + int(in*4/3/time.Second); dials < 2 || dials > most {
+		t.Errorf("%d dials in %v, want at most %d", dials, in, most)
+	}
+}
+
+// TestBadServersOfSubscriptions: the connection is lost, and those that are to take its place break off, one way or the other, when they
+// are subscribed. The gap is told once, and when the server is good everything is heard again.
+func TestBadServersOfSubscriptions(t *testing.T) {
+	confirmed := confirmation("subscribe", "a", 1)
+	for name, a := range map[string]answers{
+		"hang up":                    {"SUBSCRIBE": hangUp},
+		"hang up behind it":          {"SUBSCRIBE": confirmed + "+PONG\r\n" + "\x01"},
+		"speak garbage":              {"SUBSCRIBE": "garbage\r\n"},
+		"speak garbage behind it":    {"SUBSCRIBE": confirmed + "garbage\r\n"},
+		"nest it":                    {"SUBSCRIBE": ">3\r\n+subscribe\r\n" + strings.Repeat("*1\r\n", 100_000)},
+		"answer the PING twice":      {"SUBSCRIBE": confirmed, "PING": "+PONG\r\n+PONG\r\n"},
+		"answer with too many":       {"SUBSCRIBE": confirmed + "+PONG\r\n+stray\r\n"},
+		"speak 2^62":                 {"SUBSCRIBE": ">4611686018427387904\r\n"},
+		"push 2^62 for a channel":    {"SUBSCRIBE": ">3\r\n+subscribe\r\n$4611686018427387904\r\n"},
+		"are not ready, all of them": {"SUBSCRIBE": "-LOADING Redis is loading the dataset in memory\r\n"},
+	} {
+		sub(t, name, func(t *testing.T) {
+			var good atomic.Bool
+			good.Store(true)
+			c, all, book, j := elsewhere(t, Options{}, &good, func(p *peer) {
+				p.handshake()
+				p.serve(func(command string) string {
+					raw := a.to(command)
+					if strings.HasSuffix(raw, "\x01") {
+						p.says(raw[:len(raw)-1])
+						return hangUp
+					}
+					return raw
+				})
+			})
+			e := tune(t, c, "a")
+			time.Sleep(5 * time.Second)
+			good.Store(false)
+			all.at(addrA)[1].Close()
+			for range 20 {
+				if got := textOf(c.Do(background, "ECHO", "meanwhile")); got != "meanwhile" {
+					t.Errorf("meanwhile a command is answered with %q", got)
+				}
+				time.Sleep(time.Second)
+			}
+			bounded(t, len(book.to())-2, 20*time.Second)
+			if n := e.gaps(); n > 1 {
+				t.Errorf("%d gaps were told before there was a connection", n)
+			}
+			told := 0
+			for _, e := range append(j.of(EventLost), j.of(EventDialFailed)...) {
+				if text := fmt.Sprint(e.Err); len(text) > 400 || e.Err == nil {
+					t.Errorf("an event says %.500s", text)
+				}
+				told++
+			}
+			if told < 10 {
+				t.Errorf("%d losses were told", told)
+			}
+			good.Store(true)
+			time.Sleep(2 * time.Second)
+			open := all.at(addrA)
+			if len(open) != 2 {
+				t.Fatalf("%d connections in the end", len(open))
+			}
+			open[1].says(framed("message", "a", "1"))
+			if synctest.Wait(); e.gaps() < 1 {
+				t.Error("the gap was not told")
+			}
+			if heard, err := e.all(); err != nil || heard[len(heard)-1] != "a 1" {
+				t.Errorf("heard %q, %v", heard, err)
+			}
+		})
+	}
+	// What stands for a confirmation and is none is an answer all the same: that nothing was confirmed.
+	for name, raw := range map[string]string{
+		"protocol 2's":          "*3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n",
+		"PONG alone":            "",
+		"of another channel":    confirmation("subscribe", "b", 1),
+		"of another kind":       confirmation("psubscribe", "a", 1),
+		"a message":             framed("message", "a", "0"),
+		"an end":                confirmation("unsubscribe", "a", 0),
+		"a status":              "+OK\r\n",
+		"a name that is a list": ">3\r\n+subscribe\r\n*1\r\n+a\r\n:1\r\n",
+	} {
+		sub(t, "confirm by "+name, func(t *testing.T) {
+			var good atomic.Bool
+			c, all, book, _ := elsewhere(t, Options{}, &good, func(p *peer) { p.handshake(); p.serve(answers{"SUBSCRIBE": raw}.to) })
+			start := time.Now()
+			s, err := c.Subscribe(background, "a")
+			if err == nil || s != nil || len(err.Error()) > 400 || time.Since(start) > 6*time.Second {
+				t.Errorf("%v, %v after %v", s, err, time.Since(start))
+			}
+			time.Sleep(20 * time.Second)
+			if n := len(book.to()) - 1; n > 6+5*4/3 { // in the 5 s that Subscribe has
+				t.Errorf("%d dials", n)
+			}
+			good.Store(true)
+			for _, p := range all.at(addrA)[1:] {
+				p.Close()
+			}
+			if _, err := c.Subscribe(background, "a"); err != nil {
+				t.Errorf("when it is good: %v", err)
+			}
+			if got := textOf(c.Do(background, "ECHO", "x")); got != "x" {
+				t.Errorf("a command is answered with %q", got)
+			}
+		})
+	}
+}
+
+// TestBadServersOfBlockingCommands: callers who come again as soon as they have failed are no loop of dials, and when the server is good
+// they are served. What comes too much behind a pop is not the next one's.
+func TestBadServersOfBlockingCommands(t *testing.T) {
+	element := "*2\r\n+k\r\n+element\r\n"
+	for name, x := range map[string]struct {
+		bad  func(p *peer)
+		pops bool // some succeed
+	}{
+		"hang up at once":              {func(p *peer) { p.Close() }, false},
+		"hang up behind the PONG":      {func(p *peer) { p.handshake(); p.Close() }, false},
+		"hang up at the command":       {func(p *peer) { p.handshake(); p.serve(answers{"BLPOP": hangUp}.to) }, false},
+		"speak garbage":                {func(p *peer) { p.handshake(); p.serve(answers{"BLPOP": "garbage\r\n"}.to) }, false},
+		"speak 2^62":                   {func(p *peer) { p.handshake(); p.serve(answers{"BLPOP": "*4611686018427387904\r\n"}.to) }, false},
+		"nest it":                      {func(p *peer) { p.handshake(); p.serve(answers{"BLPOP": strings.Repeat("*1\r\n", 100_000)}.to) }, false},
+		"answer twice":                 {func(p *peer) { p.handshake(); p.serve(answers{"BLPOP": element + element}.to) }, true},
+		"answer before they are asked": {func(p *peer) { p.handshake(); p.says("*2\r\n+k\r\n+stray\r\n"); p.serve(answers{"BLPOP": element}.to) }, false},
+	} {
+		sub(t, name, func(t *testing.T) {
+			var good atomic.Bool
+			c, _, book, _ := elsewhere(t, Options{MaxDedicated: 1}, &good, x.bad)
+			over := time.Now().Add(20 * time.Second)
+			done, failed := 0, 0
+			for time.Now().Before(over) {
+				ctx, cancel := contextFor(5 * time.Second) // without a connection it would wait for ever
+				r := c.Do(ctx, "BLPOP", "k", 0)
+				cancel()
+				switch {
+				case r.Err() == nil && x.pops:
+					if texts, err := r.Texts(); err != nil || texts[1] != "element" {
+						t.Errorf("popped %q, %v", texts, err)
+					}
+					done++
+				case r.Err() == nil:
+					t.Errorf("popped %v", r.Kind())
+					over = time.Now()
+				default:
+					failed++
+				}
+				if got := textOf(c.Do(background, "ECHO", "meanwhile")); got != "meanwhile" {
+					t.Errorf("meanwhile a command is answered with %q", got)
+				}
+			}
+			bounded(t, len(book.to())-1, 20*time.Second)
+			if x.pops != (done > 0) || !x.pops && failed == 0 {
+				t.Errorf("%d popped, %d failed", done, failed)
+			}
+			good.Store(true)
+			time.Sleep(time.Second)
+			for i := 0; i < 3; i++ {
+				switch texts, err := c.Do(background, "BLPOP", "k", 0).Texts(); {
+				case err != nil && i == 0: // the connection may have been bad when it was made
+				case err != nil || texts[1] != "element":
+					t.Errorf("when it is good: %q, %v", texts, err)
+				}
+			}
+		})
+	}
+}
+
+// TestBadServersOfSessions: what a session gets too much ends it, before anything else is read from it, and every later call fails never sent.
+func TestBadServersOfSessions(t *testing.T) {
+	for _, raw := range []string{"+stray\r\n", "_\r\n", "-ERR stray\r\n", "garbage\r\n", "$4611686018427387904\r\n", strings.Repeat("*1\r\n", 100_000)} {
+		for _, behind := range []bool{false, true} {
+			sub(t, fmt.Sprintf("%.20q, behind a reply: %v", raw, behind), func(t *testing.T) {
+				good := &atomic.Bool{}
+				good.Store(true)
+				c, all, book, _ := elsewhere(t, Options{}, good, nil)
+				s := loneSession(t, c)
+				if err := s.Do(background, "WATCH", "k").Err(); err != nil {
+					t.Fatal(err)
+				}
+				p := all.at(addrA)[1]
+				if behind {
+					b := &Batch{}
+					b.Add("ECHO", "one")
+					p.says("") // it answers by itself; what is too much stands right behind
+					replies, err := s.DoBatch(background, b)
+					if err != nil || textOf(replies[0]) != "one" {
+						t.Errorf("%v, %v", replies, err)
+					}
+				}
+				p.says(raw)
+				time.Sleep(time.Second)
+				for range 3 {
+					if err := s.Do(background, "ECHO", "two").Err(); !errors.Is(err, ErrNoConnection) || MaybeExecuted(err) || len(err.Error()) > 400 {
+						t.Errorf("%.500v", err)
+					}
+				}
+				b := &Batch{}
+				b.Add("SET", "k", "v")
+				if replies, err := s.DoTx(background, b); !errors.Is(err, ErrTxAborted) || MaybeExecuted(err) || replies != nil {
+					t.Errorf("EXEC behind a WATCH that is gone: %v, %v", replies, err)
+				}
+				if n := len(book.to()); n != 2 {
+					t.Errorf("%d dials: a session has no other connection", n)
+				}
+				next := loneSession(t, c)
+				if got := textOf(next.Do(background, "ECHO", "three")); got != "three" {
+					t.Errorf("another session reads %q", got)
+				}
+			})
+		}
+	}
+}
+
+// --- answers that are good, but not for who reads them ---
+
+// TestAServerThatAnswersTwice: a caller who is alone has his reply, and the second one is nobody's: it ends the connection. When several are
+// in flight the second answer to one looks like the answer to the next, which no client can tell: replies have no names. What can be told
+// is told as soon as it can: the last reply is one too many. That the answers to two commands come in the wrong order cannot be told at all,
+// by anybody; nor can what comes before its time, between a command and its own answer.
+func TestAServerThatAnswersTwice(t *testing.T) {
+	sub(t, "callers who are alone", func(t *testing.T) {
+		var good atomic.Bool
+		r := newRogue(t, Options{}, func(p *peer) {
+			p.handshake()
+			for !good.Load() {
+				command := p.command()
+				if command == "" {
+					return
+				}
+				p.says(strings.Repeat(answers(nil).to(command), 2))
+			}
+		})
+		synctest.Wait()
+		for i := range 400 {
+			want := strconv.Itoa(i)
+			if got := textOf(r.c.Do(background, "ECHO", want)); got != want {
+				t.Errorf("%q is answered with %q", want, got)
+			}
+		}
+		took := time.Since(r.lost)
+		bounded(t, len(r.book.to())-2, took)
+		for _, e := range r.j.of(EventLost)[1:3] {
+			explained(t, e.Err, "a reply that no command asked for")
+		}
+		if st := r.c.Stats(); st.Failed != 0 {
+			t.Errorf("%+v", st)
+		}
+	})
+	for _, size := range []int{1, 2, 3, 10} {
+		sub(t, fmt.Sprintf("a batch of %d and one reply too many", size), func(t *testing.T) {
+			s := newScript(t)
+			c, p := s.connect(Options{})
+			for round := range 3 {
+				var b Batch
+				all := ""
+				for i := range size {
+					b.Add("ECHO", fmt.Sprint(round, ":", i))
+					all += fmt.Sprintf("+%d:%d\r\n", round, i)
+				}
+				got := batchLater(c, &b)
+				for i := range size {
+					p.expects(fmt.Sprint("ECHO ", round, ":", i))
+				}
+				p.says(all + fmt.Sprintf("+%d:%d\r\n", round, size-1))
+				r := got()
+				for i := range size {
+					if text := textOf(r.replies[i]); r.err != nil || text != fmt.Sprint(round, ":", i) {
+						t.Errorf("round %d: reply %d is %q, %v", round, i, text, r.err)
+					}
+				}
+				q := s.readyAt(addrA)
+				if !p.hungUp() {
+					t.Error("the connection is open")
+				}
+				p = q
+			}
+		})
+	}
+	sub(t, "several in flight", func(t *testing.T) {
+		s, j := newScript(t), &journal{}
+		c, p := s.connect(Options{OnEvent: j.add})
+		one, two := async(c, "ECHO", "one"), async(c, "ECHO", "two")
+		p.expects("ECHO one", "ECHO two")
+		p.says("+one\r\n+one\r\n+two\r\n+two\r\n")
+		answered(t, one, "one")
+		reply(t, two) // his or not, nobody knows
+		q := s.readyAt(addrA)
+		go q.echo()
+		served(t, c, "on the next connection")
+		if e := j.of(EventLost); len(e) != 1 {
+			t.Errorf("%d losses", len(e))
+		} else {
+			explained(t, e[0].Err, "a reply that no command asked for", "two")
+		}
+	})
+	sub(t, "a reply too few", func(t *testing.T) { // which is a reply that never comes
+		s := newScript(t)
+		c, p := s.connect(Options{KeepAlive: -1})
+		var b Batch
+		b.Add("ECHO", "one")
+		b.Add("ECHO", "two")
+		got := batchLater(c, &b)
+		p.expects("ECHO one", "ECHO two")
+		p.says("+one\r\n")
+		if r := got(); !errors.Is(r.err, ErrTimeout) || !MaybeExecuted(r.err) {
+			t.Errorf("%v, %v", r.replies, r.err)
+		}
+		start := time.Now()
+		q := s.accept()
+		if took := time.Since(start); took > 7*time.Second {
+			t.Errorf("the connection was kept for another %v of silence", took)
+		}
+		q.handshake()
+		go q.echo()
+		served(t, c, "on the next connection")
+	})
+}
+
+// TestAReplyByteByByte: a server that speaks is not silent, so a reply that never ends keeps its connection, as a long reply over a slow
+// line must. It costs those who wait there their Timeout and nobody else anything, and if it ends after all nothing is shifted.
+func TestAReplyByteByByte(t *testing.T) {
+	sub(t, "", func(t *testing.T) {
+		s, j := newScript(t), &journal{}
+		c, p := s.connect(Options{Conns: 2, KeepAlive: -1, OnEvent: j.add})
+		q := s.readyAt(addrA)
+		go q.echo()
+		slow := asyncIn(background, c, "GET", "slow")
+		if command := later(p.command); true {
+			synctest.Wait()
+			select {
+			case r := <-slow: // it went to the other connection
+				if textOf(r) != "GET slow" {
+					t.Errorf("%v", textOf(r))
+				}
+				slow = async(c, "GET", "slow")
+			default:
+			}
+			if got := command(); got != "GET slow" {
+				t.Fatalf("the client sent %q", got)
+			}
+		}
+		p.says("$1000\r\n")
+		before := kept()
+		ended := 0
+		for i := range 1000 {
+			p.says("x")
+			if time.Sleep(100 * time.Millisecond); i%50 != 0 {
+				continue
+			}
+			done := 0
+			for range 2 { // one on each connection
+				ctx, cancel := contextFor(time.Millisecond)
+				if r := c.Do(ctx, "GET", "fast"); r.Err() == nil && textOf(r) == "GET fast" {
+					done++
+				} else if !MaybeExecuted(r.Err()) {
+					t.Errorf("%v", r.Err())
+				}
+				cancel()
+			}
+			if ended++; done != 1 {
+				t.Errorf("after %d bytes %d of 2 commands were answered", i, done)
+			}
+		}
+		failedWith(t, "who waits for it", slow, ErrTimeout, true)
+		if grown := kept() - before; grown > 1<<20 {
+			t.Errorf("%d bytes are kept", grown)
+		}
+		p.says("\r\n")
+		go p.echo() // also to those who have left
+		time.Sleep(time.Second)
+		for range 4 {
+			served(t, c, "when it has ended")
+		}
+		if n := len(s.dialled()); n != 2 || j.count(EventLost) != 0 {
+			t.Errorf("%d dials, %d losses", n, j.count(EventLost))
+		}
+	})
+}
+
+// TestWhoComesBehindAReplyTooMany: the same caller, as soon as he has his reply, whoever read it. The connection is known to be broken then, so his
+// next command waits for another; it is not written to this one, to fail, maybe executed.
+func TestWhoComesBehindAReplyTooMany(t *testing.T) {
+	for alone, more := range map[int]string{0: "+stray\r\n", 1: "garbage\r\n", 2 * asideFrom: "+stray\r\n", 2*asideFrom + 1: "garbage\r\n"} {
+		sub(t, fmt.Sprintf("%q behind %d commands", more, alone), func(t *testing.T) { // of so many the callers read for themselves
+			failed := 0
+			for range 50 {
+				s := newScript(t)
+				var sent atomic.Int32
+				s.attend(func(p *peer) {
+					p.handshake()
+					p.serve(func(command string) string {
+						raw := answers(nil).to(command)
+						if sent.Add(1) == int32(alone)+1 {
+							return raw + more
+						}
+						return raw
+					})
+				})
+				c := dialOptions(t, Options{Addr: addrA, Dialer: s.dial, KeepAlive: -1})
+				for i := range alone + 3 {
+					want := strconv.Itoa(i)
+					if got, err := c.Do(background, "ECHO", want).Text(); err == nil && got != want {
+						t.Errorf("%q is answered with %q", want, got)
+					} else if err != nil {
+						failed++
+					}
+				}
+				c.Close()
+			}
+			if failed > 0 {
+				t.Errorf("in 50 runs %d commands were written to a connection that was known to be broken", failed)
+			}
+		})
+	}
+}
