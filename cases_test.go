@@ -1817,3 +1817,686 @@ func TestCaseC13NothingOfACutBatchIsSentAgain(t *testing.T) {
 		pendingPeer(t, q)
 	})
 }
+
+// --- the handshake ---
+
+// B15: what comes before the answer to HELLO is not that answer, and shifts nothing: the connection is refused, at whatever moment it comes
+// and in however many pieces. A push there is no answer, and is acted upon.
+func TestCaseB15AFrameBeforeTheAnswerToHELLO(t *testing.T) {
+	for name, stray := range map[string]string{
+		"a status": "+OK\r\n", "a PONG": "+PONG\r\n", "an error": "-ERR what?\r\n", "a number": ":3\r\n", "null": "_\r\n", "null of protocol 2": "$-1\r\n",
+		"a string": "$5\r\nhello\r\n", "an array": "*1\r\n+OK\r\n", "HELLO's own": helloThree, "HELLO's own, of protocol 2": "*2\r\n+proto\r\n:2\r\n",
+		"a map": "%1\r\n+a\r\n+b\r\n", "two": "+OK\r\n+OK\r\n", "one with an attribute": "|1\r\n+a\r\n+b\r\n+OK\r\n", "one behind a push": ">1\r\n+foo\r\n+OK\r\n",
+	} {
+		for _, at := range []string{"when it accepts", "with the answer", "a second before the answer", "byte by byte"} {
+			for _, mode := range []Mode{Auto, Enabled, Disabled} {
+				sub(t, fmt.Sprintf("%s, %s, mode %d", name, at, mode), func(t *testing.T) {
+					t.Cleanup(func() { time.Sleep(2 * time.Second) }) // so that the server notices that nobody listens
+					s := newScript(t)
+					s.attend(func(p *peer) {
+						switch at {
+						case "when it accepts":
+							p.says(stray)
+						case "byte by byte":
+							for _, b := range []byte(stray) {
+								p.says(string(b))
+								time.Sleep(time.Millisecond)
+							}
+						}
+						first := true
+						p.serve(func(command string) string {
+							raw := answers(nil).to(command)
+							if first && at == "a second before the answer" {
+								p.says(stray)
+								time.Sleep(time.Second)
+							}
+							if first && at == "with the answer" {
+								raw = stray + raw
+							}
+							first = false
+							return raw
+						})
+					})
+					c, err := Dial(background, Options{Addr: addrA, Dialer: s.dial, DB: 1, Maintenance: Maintenance{Mode: mode}})
+					if err == nil {
+						c.Close()
+						t.Fatal("the connection is used")
+					}
+					if !strings.Contains(err.Error(), addrA) || MaybeExecuted(err) {
+						t.Error(err)
+					}
+				})
+			}
+		}
+	}
+	sub(t, "a push", func(t *testing.T) {
+		s, j := newScript(t), &journal{}
+		s.attend(func(p *peer) {
+			if p.addr == addrA {
+				p.says(">1\r\n+foo\r\n" + movingFrame(1, 10, addrB))
+			}
+			p.serve(answers(nil).to)
+		})
+		c := dialOptions(t, Options{Addr: addrA, Dialer: s.dial, OnEvent: j.add})
+		time.Sleep(2 * time.Second)
+		if got := textOf(c.Do(background, "ECHO", "x")); got != "x" || j.count(EventNotification) != 1 || c.Stats().Handoffs != 1 {
+			t.Errorf("%q, %d notifications, %d handoffs", got, j.count(EventNotification), c.Stats().Handoffs)
+		}
+	})
+}
+
+// everyConnection has a client use a connection of every kind, each of which must work, lose them all, use them again, and be handed off.
+func everyConnection(t *testing.T, c *Client, a, b *batontest.Server, subscribes bool) {
+	t.Helper()
+	uses := func(what string) {
+		t.Helper()
+		if got := textOf(c.Do(background, "ECHO", what)); got != what {
+			t.Errorf("%s: a command is answered with %q", what, got)
+		}
+		if _, err := c.Do(background, "BLPOP", "none", 0.01).Text(); !errors.Is(err, ErrNull) {
+			t.Errorf("%s: a blocking command ended with %v", what, err)
+		}
+		session, err := c.Session(background)
+		if err != nil {
+			t.Fatalf("%s: a session: %v", what, err)
+		}
+		if got := textOf(session.Do(background, "ECHO", what)); got != what {
+			t.Errorf("%s: a session's command is answered with %q", what, got)
+		}
+		session.Close()
+		subscription, err := c.Subscribe(background, "channel")
+		if (err == nil) != subscribes {
+			t.Errorf("%s: Subscribe: %v", what, err)
+		}
+		if err == nil {
+			subscription.Close()
+		}
+	}
+	uses("at first")
+	for range 3 {
+		time.Sleep(10 * time.Second)
+		a.Cut()
+		uses("after a loss")
+	}
+	a.Move(b.Addr(), time.Second)
+	time.Sleep(10 * time.Second)
+	uses("after a handoff")
+	if st := c.Stats(); st.Failed != 0 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// overheard is what servers were told, by connection, and what a Dialer's user sees of it.
+type overheard struct {
+	mu   sync.Mutex
+	said map[string][]string
+}
+
+// by is the option with which a server writes down what it is told.
+func (o *overheard) by(name string) batontest.Option {
+	return batontest.OnCommand(func(conn int, args []string) {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.said[fmt.Sprint(name, conn)] = append(o.said[fmt.Sprint(name, conn)], strings.Join(args, " "))
+	})
+}
+
+// each calls f with what was said on each connection.
+func (o *overheard) each(f func(said []string)) {
+	synctest.Wait()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, said := range o.said {
+		f(said)
+	}
+}
+
+var refusals = map[string]string{
+	"unknown":                "ERR unknown subcommand 'MAINT_NOTIFICATIONS'. Try CLIENT HELP.",
+	"turned off":             "ERR maintenance notifications are disabled on this server",
+	"a proxy's":              "ERR unknown command 'client'",
+	"by the rights of users": "NOPERM this user has no permissions to run the 'client|maint_notifications' command",
+}
+
+// D2, D3: a server that refuses notifications is asked once on each connection, not at all in mode Disabled, and the refusal is nothing that
+// a user sees fail: no dial, no command, no connection that is thrown away, also where one that fails would be noticed at once.
+func TestCaseD2D3ARefusalIsNoFailure(t *testing.T) {
+	for name, refusal := range refusals {
+		for _, mode := range []Mode{Auto, Disabled} {
+			sub(t, fmt.Sprintf("%s, mode %d", name, mode), func(t *testing.T) {
+				o := &overheard{said: map[string][]string{}}
+				a := memoryServer(t, batontest.RefuseOptIn(refusal), o.by("a"))
+				b := a.Sibling(batontest.RefuseOptIn(refusal), o.by("b"))
+				t.Cleanup(b.Close)
+				j := &journal{}
+				var dials, failed atomic.Int32 // as a breaker around the dial counts them
+				c := dialMemory(t, a, func(o *Options) {
+					o.Maintenance.Mode, o.OnEvent, o.Backlog, o.KeepAlive = mode, j.add, FailFast, -1
+					dial := o.Dialer
+					o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+						dials.Add(1)
+						nc, err := dial(ctx, network, addr)
+						if err != nil {
+							failed.Add(1)
+						}
+						return nc, err
+					}
+				})
+				for range 3 {
+					if got := textOf(c.Do(background, "ECHO", "x")); got != "x" {
+						t.Errorf("a command is answered with %q", got)
+					}
+					if s, err := c.Subscribe(background, "a"); err != nil {
+						t.Error(err)
+					} else {
+						s.Close()
+					}
+					loneSession(t, c).Close()
+					if err := c.Renew(background); err != nil {
+						t.Error(err)
+					}
+					time.Sleep(10 * time.Second)
+					a.Cut()
+					time.Sleep(time.Second)
+				}
+				if n := j.count(EventDialFailed); n != 0 || failed.Load() != 0 || c.Stats().Failed != 0 {
+					t.Errorf("%d dials failed, %+v", n, c.Stats())
+				}
+				connections := 0
+				o.each(func(said []string) {
+					connections++
+					asked := 0
+					for _, command := range said {
+						if strings.Contains(command, "MAINT_NOTIFICATIONS") {
+							asked++
+						}
+					}
+					if want := map[Mode]int{Auto: 1}[mode]; asked != want {
+						t.Errorf("asked %d times on one connection, want %d: %q", asked, want, said)
+					}
+				})
+				if connections != int(dials.Load()) || connections < 10 {
+					t.Errorf("%d connections, %d dials: some were for nothing", connections, dials.Load())
+				}
+			})
+		}
+	}
+}
+
+// withoutHELLO are the ways in which a server does not speak protocol 3.
+var withoutHELLO = map[string][]batontest.Option{
+	"HELLO is unknown":            {batontest.Respond("HELLO", "-ERR unknown command 'HELLO', with args beginning with: \r\n")},
+	"HELLO is unknown to a proxy": {batontest.Respond("HELLO", "-ERR unknown command\r\n")},
+	"HELLO is not allowed":        {batontest.Respond("HELLO", "-NOPERM this user has no permissions to run the 'hello' command\r\n")},
+	"protocol 3 is unknown":       {batontest.Respond("HELLO", "-NOPROTO unsupported protocol version\r\n")},
+	"the server is old":           {batontest.Protocol2()},
+	"protocol 2 came back":        {batontest.Respond("HELLO", "*4\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:2\r\n")},
+}
+
+// D4, D5: where there is no HELLO, or no right to it, the client speaks protocol 2 with all its settings, on every connection and each time
+// anew, never asks for notifications, and says of a Subscribe that it needs more. In mode Enabled it does not connect, and says that it is HELLO.
+func TestCaseD4D5ServersWithoutHELLO(t *testing.T) {
+	for name, opts := range withoutHELLO {
+		sub(t, name, func(t *testing.T) {
+			o := &overheard{said: map[string][]string{}}
+			refused := name != "protocol 2 came back" // which has authenticated us
+			if refused {
+				opts = append(opts, batontest.WithUser("alice", secret))
+			}
+			a := memoryServer(t, append(slices.Clone(opts), o.by("a"))...)
+			b := a.Sibling(append(slices.Clone(opts), o.by("b"))...)
+			t.Cleanup(b.Close)
+			settings := func(o *Options) {
+				o.Username, o.Password, o.ClientName, o.DB = "alice", secret, "me", 3
+			}
+			c := dialMemory(t, a, settings)
+			everyConnection(t, c, a, b, false)
+			if got := textOf(c.Do(background, "CLIENT", "GETNAME")); got != "me" && refused {
+				t.Errorf("its name is %q", got)
+			}
+			if _, err := c.Subscribe(background, "a"); err == nil || !strings.Contains(err.Error(), "protocol 2") {
+				t.Errorf("Subscribe: %v", err)
+			}
+			o.each(func(said []string) {
+				all := strings.Join(said, " | ")
+				if !strings.HasPrefix(all, "HELLO 3 AUTH alice "+secret) || strings.Contains(all, "MAINT_NOTIFICATIONS") || !strings.Contains(all, "SELECT 3") {
+					t.Errorf("a connection was told %q", all)
+				}
+				if refused != strings.Contains(all, "| AUTH alice "+secret+" | CLIENT SETNAME me |") {
+					t.Errorf("a connection was told %q", all)
+				}
+			})
+			enabled := Options{Addr: a.Addr(), Dialer: a.Dial, Maintenance: Maintenance{Mode: Enabled}}
+			settings(&enabled)
+			if c, err := Dial(background, enabled); err == nil || !strings.Contains(err.Error(), "HELLO") || strings.Contains(err.Error(), secret) {
+				t.Errorf("in mode Enabled: %v, %v", c, err)
+			}
+		})
+	}
+}
+
+// D6: wrong or missing credentials are told as they are. There is no second try in another form, in no mode, at no dial, first or later.
+func TestCaseD6WrongCredentialsNeverFallBack(t *testing.T) {
+	for _, refusal := range []string{"WRONGPASS invalid username-password pair or user is disabled.", "NOAUTH HELLO must be called with the client already authenticated",
+		"WRONGPASS unknown command, or so it seems", "NOAUTH NOPROTO NOPERM"} {
+		code, _, _ := strings.Cut(refusal, " ")
+		for _, mode := range []Mode{Auto, Enabled, Disabled} {
+			sub(t, fmt.Sprintf("%s, mode %d", refusal, mode), func(t *testing.T) {
+				var mu sync.Mutex
+				var said [][]string
+				s := newScript(t)
+				var refuses atomic.Bool
+				all := gather(s, func(p *peer) {
+					mu.Lock()
+					n := len(said)
+					said = append(said, nil)
+					mu.Unlock()
+					a := answers{}
+					if refuses.Load() {
+						a["HELLO"] = "-" + refusal + "\r\n"
+					}
+					p.serve(func(command string) string {
+						mu.Lock()
+						defer mu.Unlock()
+						said[n] = append(said[n], command)
+						return a.to(command)
+					})
+				})
+				o := Options{Addr: addrA, Dialer: s.dial, Username: "alice", Password: secret, KeepAlive: -1, Maintenance: Maintenance{Mode: mode}}
+				c := dialOptions(t, o)
+				time.Sleep(5 * time.Second)
+				refuses.Store(true)
+				all.at(addrA)[0].Close()
+				var server *ServerError
+				if err := c.Do(background, "GET", "k").Err(); !errors.As(err, &server) || server.Code != code || MaybeExecuted(err) {
+					t.Errorf("a command while nobody lets us in: %v", err)
+				}
+				again, err := Dial(background, o)
+				if err == nil {
+					again.Close()
+				}
+				if !errors.As(err, &server) || server.Code != code || !strings.Contains(err.Error(), "HELLO") {
+					t.Errorf("the first dial: %v", err)
+				}
+				if _, err := c.Session(background); !errors.As(err, &server) || server.Code != code {
+					t.Errorf("a session: %v", err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				for _, commands := range said[1:] {
+					if want := []string{"HELLO 3 AUTH alice " + secret}; !slices.Equal(commands, want) {
+						t.Errorf("a server that refuses us was told %q", commands)
+					}
+				}
+				if len(said) < 8 {
+					t.Errorf("%d connections", len(said))
+				}
+			})
+		}
+	}
+}
+
+// D7: whenever there are credentials they are in HELLO, with a name or without, on every connection: a server that lets nobody say HELLO
+// without them is no obstacle.
+func TestCaseD7CredentialsAreInHELLO(t *testing.T) {
+	for name, settings := range map[string]func(o *Options){
+		"a user":           func(o *Options) { o.Username, o.Password = "alice", secret },
+		"a password alone": func(o *Options) { o.Password = secret },
+		"asked for": func(o *Options) {
+			o.Credentials = func(context.Context) (string, string, error) { return "alice", secret, nil }
+		},
+		"a password alone, asked for": func(o *Options) {
+			o.Credentials = func(context.Context) (string, string, error) { return "", secret, nil }
+		},
+	} {
+		sub(t, name, func(t *testing.T) {
+			o := &overheard{said: map[string][]string{}}
+			users := []batontest.Option{batontest.WithUser("alice", secret), batontest.WithUser("default", secret)}
+			a := memoryServer(t, append(users, o.by("a"))...)
+			b := a.Sibling(append(users, o.by("b"))...)
+			t.Cleanup(b.Close)
+			c := dialMemory(t, a, settings)
+			everyConnection(t, c, a, b, true)
+			user := "alice"
+			if strings.HasPrefix(name, "a password alone") {
+				user = "default"
+			}
+			connections := 0
+			o.each(func(said []string) {
+				if connections++; said[0] != "HELLO 3 AUTH "+user+" "+secret {
+					t.Errorf("a connection began with %q", said[0])
+				}
+				for _, command := range said[1:] {
+					if strings.HasPrefix(command, "AUTH") || strings.HasPrefix(command, "HELLO") {
+						t.Errorf("and later %q", command)
+					}
+				}
+			})
+			if connections < 12 {
+				t.Errorf("%d connections", connections)
+			}
+			_, err := Dial(background, Options{Addr: a.Addr(), Dialer: a.Dial})
+			var server *ServerError
+			if !errors.As(err, &server) || server.Code != "NOAUTH" {
+				t.Errorf("without any: %v", err)
+			}
+		})
+	}
+}
+
+// D9: nothing is sent that a user did not give, but for the handshake, PINGs and what subscribes: no INFO, CONFIG, ROLE, COMMAND or CLUSTER,
+// which a user may have no right to, at no moment in the life of a client.
+func TestCaseD9NothingIsProbed(t *testing.T) {
+	own := []string{"HELLO", "AUTH", "CLIENT SETINFO", "CLIENT SETNAME", "CLIENT MAINT_NOTIFICATIONS", "SELECT", "PING", "SUBSCRIBE", "UNSUBSCRIBE"}
+	users := []string{"ECHO", "BLPOP", "SET", "CLIENT GETNAME"}
+	for name, opts := range withoutHELLO {
+		withoutHELLO := opts
+		for _, three := range []bool{true, false} {
+			if three {
+				opts = nil
+			} else {
+				opts = withoutHELLO
+			}
+			sub(t, fmt.Sprintf("%s, but it is: %v", name, three), func(t *testing.T) {
+				o := &overheard{said: map[string][]string{}}
+				for _, probe := range []string{"INFO", "CONFIG", "ROLE", "COMMAND", "CLUSTER", "ACL", "CLIENT ID", "CLIENT LIST"} {
+					opts = append(slices.Clone(opts), batontest.Deny(probe))
+				}
+				a := memoryServer(t, append(slices.Clone(opts), o.by("a"))...)
+				b := a.Sibling(append(slices.Clone(opts), o.by("b"))...)
+				t.Cleanup(b.Close)
+				c := dialMemory(t, a, func(o *Options) { o.DB, o.ClientName, o.MaxAge = 1, "me", time.Minute })
+				everyConnection(t, c, a, b, three)
+				a.Push("FAILING_OVER", 100, 5)
+				b.Push("FAILING_OVER", 100, 5)
+				a.SetRespond("SET", readOnlyReply)
+				b.SetRespond("SET", readOnlyReply)
+				c.Do(background, "SET", "k", "v")
+				c.Renew(background)
+				time.Sleep(10 * time.Minute) // PINGs, and renewals for their age
+				c.Shutdown(background)
+				all := 0
+				o.each(func(said []string) {
+					for _, command := range said {
+						all++
+						if !slices.ContainsFunc(append(slices.Clone(own), users...), func(known string) bool { return command == known || strings.HasPrefix(command, known+" ") }) {
+							t.Errorf("the server was told %q, which nobody gave", command)
+						}
+					}
+				})
+				if all < 100 {
+					t.Errorf("%d commands in all: nothing happened", all)
+				}
+			})
+		}
+	}
+}
+
+// --- subscribing ---
+
+// B11: a SUBSCRIBE is confirmed by pushes, which are no replies, or refused by an error, which is one. The call ends at the PONG that stands
+// behind it, or with the error; not before, and not never, whatever of it comes in which pieces.
+func TestCaseB11SubscribeEndsAtThePONGOrWithTheError(t *testing.T) {
+	const no = "-NOPERM No permissions to access a channel\r\n"
+	for _, verb := range []string{"SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE"} {
+		subscribe := map[string]func(*Client, context.Context, ...string) (*Subscription, error){
+			"SUBSCRIBE": (*Client).Subscribe, "PSUBSCRIBE": (*Client).PSubscribe, "SSUBSCRIBE": (*Client).SSubscribe}[verb]
+		a, b := confirmation(verb, "a", 1), confirmation(verb, "b", 2)
+		for name, x := range map[string]struct {
+			says []string // before the PONG, one frame each
+			code string   // of the server's error that is its end
+		}{
+			"two pushes":           {[]string{a, b}, ""},
+			"pushes and others":    {[]string{">1\r\n+foo\r\n", a, closes("MIGRATED", 7), b, framed("message", "zz", "x")}, ""},
+			"all refused":          {[]string{no, no}, "NOPERM"},
+			"the first refused":    {[]string{no, b}, "NOPERM"},
+			"the second refused":   {[]string{a, no}, "NOPERM"},
+			"refused with a push":  {[]string{">1\r\n+foo\r\n", no, ">1\r\n+foo\r\n", b}, "NOPERM"},
+			"moved":                {[]string{"-MOVED 5649 127.0.0.1:7001\r\n", "-MOVED 5649 127.0.0.1:7001\r\n"}, "MOVED"},
+			"unknown":              {[]string{"-ERR unknown command\r\n", "-ERR unknown command\r\n"}, "ERR"},
+			"one and nothing else": {[]string{a}, "?"}, // it is not confirmed, and that is known at the PONG
+			"nothing at all":       {nil, "?"},
+		} {
+			for _, bytewise := range []bool{false, true} {
+				for _, later := range []bool{false, true} { // by Add, to a subscription that there is
+					sub(t, fmt.Sprintf("%s: %s, byte by byte: %v, added: %v", verb, name, bytewise, later), func(t *testing.T) {
+						c, s, hub, _ := onAir(t, Options{Timeout: time.Minute}, "other")
+						var old *Subscription
+						if later {
+							done := make(chan *Subscription, 1)
+							go func() { s, _ := subscribe(c, background, "old"); done <- s }()
+							synctest.Wait()
+							hub.obeys(nil)
+							old = <-done
+						}
+						results := make(chan error, 1)
+						go func() {
+							var err error
+							if later {
+								err = old.Add(background, "a", "b")
+							} else {
+								_, err = subscribe(c, background, "a", "b")
+							}
+							results <- err
+						}()
+						hub.expects(verb+" a", verb+" b", "PING")
+						waits := func() {
+							t.Helper()
+							synctest.Wait()
+							select {
+							case err := <-results:
+								t.Errorf("it ended before the PONG, with %v", err)
+								results <- err
+							default:
+							}
+						}
+						for _, frame := range x.says {
+							for len(frame) > 0 {
+								n := len(frame)
+								if bytewise {
+									n = 1
+								}
+								hub.says(frame[:n])
+								frame = frame[n:]
+								waits()
+							}
+						}
+						time.Sleep(10 * time.Second)
+						waits()
+						hub.says("+PONG\r\n")
+						synctest.Wait()
+						hub.obeys(nil) // what it does without after an error
+						select {
+						case err := <-results:
+							var server *ServerError
+							switch {
+							case x.code == "" && err != nil, x.code != "" && err == nil:
+								t.Errorf("it ended with %v", err)
+							case len(x.code) > 1 && (!errors.As(err, &server) || server.Code != x.code):
+								t.Errorf("it ended with %v, want %s", err, x.code)
+							}
+						case <-time.After(time.Second):
+							t.Error("the PONG is here, and it goes on")
+						}
+						if n := len(s.dialled()); n != 2 {
+							t.Errorf("%d dials", n)
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// --- what was sent and what was not ---
+
+// eachCall are the ways to give an INCR, or the like; what returns has ended.
+func eachCall(c *Client) map[string]func(ctx context.Context) error {
+	batch := func() *Batch {
+		var b Batch
+		b.Add("INCR", "k")
+		return &b
+	}
+	return map[string]func(ctx context.Context) error{
+		"Do":       func(ctx context.Context) error { return c.Do(ctx, "INCR", "k").Err() },
+		"DoAppend": func(ctx context.Context) error { _, err := c.DoAppend(ctx, nil, "GETSET", "k", "INCR"); return err },
+		"DoBatch":  func(ctx context.Context) error { _, err := c.DoBatch(ctx, batch()); return err },
+		"DoTx":     func(ctx context.Context) error { _, err := c.DoTx(ctx, batch()); return err },
+		"DoBatch that blocks": func(ctx context.Context) error {
+			b := batch()
+			b.Add("BLPOP", "none", 0.001)
+			_, err := c.DoBatch(ctx, b)
+			return err
+		},
+	}
+}
+
+// C11: Timeout counts from the call, also while a command stands in the backlog. Who waited there for nothing is told so: never sent. It never
+// is, either, when there is a connection again, and whoever is told otherwise was.
+func TestCaseC11ATimeoutInTheBacklogWasNeverSent(t *testing.T) {
+	for _, call := range []string{"Do", "DoAppend", "DoBatch", "DoTx", "DoBatch that blocks"} {
+		for name, x := range map[string]struct {
+			o    Options
+			wait func(s *script, c *Client, p *peer) // makes whatever comes wait unwritten
+		}{
+			"no connection": {Options{}, func(s *script, c *Client, p *peer) { s.refuseAll(); p.Close() }},
+			"dials stall":   {Options{}, func(s *script, c *Client, p *peer) { p.Close() }},
+			"too many in flight": {Options{MaxInFlight: 1}, func(s *script, c *Client, p *peer) {
+				go c.Do(background, "GET", "slow")
+				go func() { // it speaks, and so lives
+					for range 10 {
+						p.says(">1\r\n+foo\r\n")
+						time.Sleep(time.Second)
+					}
+				}()
+			}},
+			"another waits before it": {Options{MaxInFlight: 1}, func(s *script, c *Client, p *peer) {
+				s.refuseAll()
+				p.Close()
+				go c.Do(background, "GET", "first")
+			}},
+		} {
+			if call == "DoBatch that blocks" && strings.Contains(name, "flight") {
+				continue // it has a connection of its own
+			}
+			sub(t, call+", "+name, func(t *testing.T) {
+				s := newScript(t)
+				x.o.KeepAlive = -1
+				c, p := s.connect(x.o)
+				x.wait(s, c, p)
+				synctest.Wait()
+				start := time.Now()
+				err := eachCall(c)[call](background)
+				if took := time.Since(start); took < 5*time.Second || took > 5*time.Second*9/8+time.Millisecond {
+					t.Errorf("it ended after %v, want Timeout", took)
+				}
+				if !errors.Is(err, ErrTimeout) || MaybeExecuted(err) || !strings.Contains(err.Error(), "never sent") {
+					t.Errorf("it ended with %v", err)
+				}
+				s.refuseNone()
+				for len(s.peers) > 0 { // those that stalled
+					(<-s.peers).Close()
+				}
+				var heard []string
+				var mu sync.Mutex
+				s.attend(func(q *peer) {
+					q.handshake()
+					q.serve(func(command string) string {
+						mu.Lock()
+						defer mu.Unlock()
+						heard = append(heard, command)
+						return "+OK\r\n"
+					})
+				})
+				if !strings.Contains(name, "flight") {
+					if err := c.Do(background, "GET", "later").Err(); err != nil {
+						t.Error(err)
+					}
+				}
+				p.Close()
+				time.Sleep(10 * time.Second)
+				mu.Lock()
+				defer mu.Unlock()
+				if said := strings.Join(heard, " | "); strings.Contains(said, "INCR") || strings.Contains(said, "MULTI") {
+					t.Errorf("and yet it was sent: %q", said)
+				}
+			})
+		}
+	}
+}
+
+// C15: what was written and not answered fails, maybe executed, and is not written again; what was not written waits, and is executed once.
+func TestCaseC15WrittenOnceAndNeverAgain(t *testing.T) {
+	for _, call := range []string{"Do", "DoAppend", "DoBatch", "DoTx", "DoBatch that blocks"} {
+		for name, end := range map[string]func(p *peer){
+			"closed":              func(p *peer) { p.Close() },
+			"reset":               (*peer).reset,
+			"closed in the reply": func(p *peer) { p.says("$5\r\nab"); p.Close() },
+			"answered by garbage": func(p *peer) { p.says("garbage\r\n") },
+			"silent":              func(p *peer) {},
+		} {
+			sub(t, call+", "+name, func(t *testing.T) {
+				var mu sync.Mutex
+				executed := 0
+				s := newScript(t)
+				s.attend(func(p *peer) {
+					p.handshake()
+					p.serve(func(command string) string {
+						mu.Lock()
+						defer mu.Unlock()
+						switch {
+						case !strings.Contains(command, "INCR"):
+							return map[string]string{"MULTI": "+OK\r\n", "EXEC": "*1\r\n:1\r\n"}[command]
+						case executed > 0:
+							executed++
+							return ":1\r\n"
+						}
+						executed++
+						synctestLater(func() { end(p) })
+						return ""
+					})
+				})
+				c := dialOptions(t, Options{Addr: addrA, Dialer: s.dial, KeepAlive: -1, Timeout: 2 * time.Second})
+				err := eachCall(c)[call](background)
+				if !MaybeExecuted(err) {
+					t.Errorf("it ended with %v", err)
+				}
+				time.Sleep(time.Minute)
+				mu.Lock()
+				if executed != 1 {
+					t.Errorf("executed %d times", executed)
+				}
+				mu.Unlock()
+				if err := c.Do(background, "INCR", "k").Err(); err != nil {
+					t.Errorf("the next: %v", err)
+				}
+			})
+		}
+	}
+	for _, policy := range []BacklogPolicy{Queue, FailFast} {
+		sub(t, fmt.Sprintf("never written, policy %d", policy), func(t *testing.T) {
+			s := newScript(t)
+			c, p := s.connect(Options{Backlog: policy, KeepAlive: -1, MaxInFlight: 1})
+			written := async(c, "INCR", "written")
+			unwritten := async(c, "INCR", "unwritten")
+			p.expects("INCR written")
+			p.Close()
+			failedWith(t, "what was written", written, nil, true)
+			q := s.accept()
+			q.handshake()
+			if policy == FailFast {
+				failedWith(t, "what was not", unwritten, ErrNoConnection, false)
+				pendingPeer(t, q)
+				return
+			}
+			q.expects("INCR unwritten")
+			q.says(":1\r\n")
+			if n, err := reply(t, unwritten).Int64(); n != 1 || err != nil {
+				t.Errorf("%d, %v", n, err)
+			}
+		})
+	}
+}
+
+// synctestLater runs f when everybody else is at rest for a while.
+func synctestLater(f func()) { time.AfterFunc(time.Millisecond, f) }

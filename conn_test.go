@@ -3553,7 +3553,7 @@ func (f *fickle) Write(b []byte) (n int, err error) {
 
 // However connections end and callers leave: what succeeded was executed, once; what was never sent was not; only what is in
 // doubt may have been; and the commands of one caller are executed in their order.
-func TestNothingIsExecutedTwiceHoweverConnectionsEnd(t *testing.T) {
+func TestCaseC15NothingIsExecutedTwiceHoweverConnectionsEnd(t *testing.T) {
 	for seed := range uint64(24) {
 		bubble(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 5))

@@ -205,7 +205,7 @@ func (sc *scene) until(what string, e *ear, topic string) {
 
 // F5, F6, F10: a subscriber who is told to move is on the other server long before the first one closes, and has missed nothing and heard
 // nothing twice; what the old connection brings is heard at once.
-func TestCasesF5F6F10HandoffOfSubscriptions(t *testing.T) {
+func TestCaseF5F6F10HandoffOfSubscriptions(t *testing.T) {
 	for name, change := range map[string]func(*Options){
 		"":                nil,
 		"HoldCap is off":  func(o *Options) { o.Maintenance.HoldCap = -1 },

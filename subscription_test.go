@@ -1410,9 +1410,9 @@ func TestAddAcrossALoss(t *testing.T) {
 
 // --- pushes and replies (B) ---
 
-// TestCasesBPushesAndReplies has everything that a server may say on the connection of the subscriptions come between a SUBSCRIBE and its
+// TestCaseB3B4B5B6B8B10B12PushesAndReplies has everything that a server may say on the connection of the subscriptions come between a SUBSCRIBE and its
 // PONG, or behind it, split at every byte. None of it is taken for a reply, and no reply for it.
-func TestCasesBPushesAndReplies(t *testing.T) {
+func TestCaseB3B4B5B6B8B10B12PushesAndReplies(t *testing.T) {
 	const (
 		name   = "aaaaaa"
 		pong   = "+PONG\r\n"
@@ -2286,7 +2286,7 @@ func TestCaseF4NoConnectionIsNoQuietState(t *testing.T) {
 }
 
 // E7, E3, E2: on each connection AUTH comes before SUBSCRIBE, with what was asked for at that dial, and never again.
-func TestCasesE2E3E7CredentialsOfSubscriptions(t *testing.T) {
+func TestCaseE2E3E7CredentialsOfSubscriptions(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var (
 			mu       sync.Mutex

@@ -241,7 +241,7 @@ var txFailures = map[string]struct {
 	"EXEC is a number":              {[5]string{"+OK\r\n", "+QUEUED\r\n", "+QUEUED\r\n", "+QUEUED\r\n", ":3\r\n"}, "", "", "", false},
 }
 
-func TestDoTxThatFails(t *testing.T) {
+func TestCaseC13C21ATransactionThatFails(t *testing.T) {
 	for name, x := range txFailures {
 		for _, inSession := range []bool{false, true} {
 			sub(t, fmt.Sprintf("%s, in a session: %v", name, inSession), func(t *testing.T) {
@@ -286,7 +286,7 @@ func TestDoTxThatFails(t *testing.T) {
 }
 
 // F7, C13: what is cut after any reply, or in the middle of any, fails whole, and nothing of it is written again.
-func TestDoTxThatIsCut(t *testing.T) {
+func TestCaseC13F7ATransactionThatIsCut(t *testing.T) {
 	said := "+OK\r\n+QUEUED\r\n-READONLY You can't write\r\n+QUEUED\r\n*3\r\n:1\r\n:2\r\n:3\r\n"
 	for n := range len(said) {
 		if n > 0 && said[n-1] != '\n' && n%7 != 0 {
@@ -336,7 +336,7 @@ func (s *txStingy) Write(b []byte) (int, error) {
 }
 
 // F7: dropped between any two bytes it is written elsewhere whole, if nothing of it was accepted, or not at all.
-func TestDoTxThatIsWrittenInPart(t *testing.T) {
+func TestCaseF7ATransactionThatIsWrittenInPart(t *testing.T) {
 	size := len(command("MULTI")) + len(command("DEL", "a")) + len(command("INCR", "n")) + len(command("EXEC"))
 	for bytes := range size + 1 {
 		if bytes > 2 && bytes < size-1 && bytes%5 != 0 {
@@ -494,7 +494,7 @@ func TestDoTxInASession(t *testing.T) {
 // --- handoffs ---
 
 // In each phase of a handoff it goes whole to one connection.
-func TestDoTxInEachPhaseOfAHandoff(t *testing.T) {
+func TestCaseF7ATransactionInEachPhaseOfAHandoff(t *testing.T) {
 	const okay = "+OK\r\n+QUEUED\r\n*1\r\n:1\r\n"
 	succeeded := func(t *testing.T, result func() txResult) {
 		t.Helper()
