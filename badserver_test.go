@@ -1071,3 +1071,48 @@ func TestWhoComesBehindAReplyTooMany(t *testing.T) {
 		})
 	}
 }
+
+// TestPushesWithoutEndInTheHandshake: what may be kept of them for later is bounded by number and by size.
+func TestPushesWithoutEndInTheHandshake(t *testing.T) {
+	for name, frame := range pushesWithoutEnd {
+		for _, step := range []string{"HELLO", "CLIENT MAINT"} {
+			sub(t, name+" before the answer to "+step, func(t *testing.T) {
+				s := newScript(t)
+				dialled := later(func() error {
+					c, err := Dial(background, Options{Addr: addrA, Dialer: s.dial, KeepAlive: -1})
+					if err == nil {
+						time.Sleep(time.Second)
+						c.Close()
+					}
+					return err
+				})
+				p, n := s.accept(), 0
+				p.serve(func(command string) string {
+					if command == "PING" {
+						defer p.Close() // not before its answer is read
+						p.says("+PONG\r\n")
+						time.Sleep(time.Second)
+						return ""
+					}
+					before := kept()
+					for sent := 0; strings.HasPrefix(command, step) && sent < 4<<20; n++ {
+						raw := frame
+						if strings.Contains(frame, "%") {
+							raw = fmt.Sprintf(frame, n)
+						}
+						p.says(raw)
+						sent += len(raw)
+					}
+					synctest.Wait()
+					if grown := kept() - before; grown > 2<<20 {
+						t.Errorf("%d bytes are kept of %d pushes", grown, n)
+					}
+					return answers(nil).to(command)
+				})
+				if err := dialled(); err != nil || n < 10 {
+					t.Errorf("%v after %d pushes", err, n)
+				}
+			})
+		}
+	}
+}

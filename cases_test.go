@@ -2500,3 +2500,222 @@ func TestCaseC15WrittenOnceAndNeverAgain(t *testing.T) {
 
 // synctestLater runs f when everybody else is at rest for a while.
 func synctestLater(f func()) { time.AfterFunc(time.Millisecond, f) }
+
+// --- what one test each did not show of its whole kind ---
+
+// A45: whatever is left out is its default, in every call, and no lock is left held by what fails: the next call works.
+func TestCaseA45NothingIsNeeded(t *testing.T) {
+	for name, o := range map[string]Options{
+		"nothing": {}, "empty settings for TLS's sake": {Maintenance: Maintenance{}}, "an empty network": {Network: "", Addr: ""},
+		"everything off": {Timeout: -1, KeepAlive: -1, Maintenance: Maintenance{Mode: Disabled, RelaxedTimeout: -1, PostEventRelaxed: -1, HoldCap: -1}},
+	} {
+		sub(t, name, func(t *testing.T) {
+			a := memoryServer(t, batontest.WithAddr("127.0.0.1:6379"))
+			b := sibling(t, a)
+			o.Dialer = a.Dial
+			c := dialOptions(t, o)
+			works := func(what string) {
+				t.Helper()
+				if got := textOf(c.Do(background, "ECHO", what)); got != what {
+					t.Errorf("behind %s: %q", what, got)
+				}
+			}
+			if err := c.Do(background).Err(); err == nil || MaybeExecuted(err) {
+				t.Errorf("a command of no words: %v", err)
+			}
+			works("a command of no words")
+			if err := c.Do(background, nil).Err(); err == nil || MaybeExecuted(err) {
+				t.Errorf("nil for a command: %v", err)
+			}
+			works("nil for a command")
+			if r, err := c.DoBatch(background, &Batch{}); r != nil || err != nil {
+				t.Errorf("an empty batch: %v, %v", r, err)
+			}
+			if r, err := c.DoTx(background, &Batch{}); r != nil || err != nil {
+				t.Errorf("an empty transaction: %v, %v", r, err)
+			}
+			if dst, err := c.DoAppend(background, nil, "ECHO", "x"); string(dst) != "x" || err != nil {
+				t.Errorf("DoAppend to nothing: %q, %v", dst, err)
+			}
+			works("empty ones")
+			s, err := c.Subscribe(background)
+			if err != nil {
+				t.Errorf("Subscribe to nothing: %v", err)
+			} else {
+				s.Remove(background)
+				s.Add(background)
+				s.Close()
+			}
+			works("Subscribe to nothing")
+			session := loneSession(t, c)
+			session.Close()
+			session.Close()
+			c.Watch(background, nil, func(*Session, *Batch) error { return nil })
+			works("a session")
+			if err := c.Renew(background); err != nil {
+				t.Error(err)
+			}
+			a.Move(b.Addr(), time.Second)
+			time.Sleep(5 * time.Second)
+			works("a handoff")
+			a.Cut()
+			b.Cut()
+			time.Sleep(5 * time.Second)
+			works("a loss")
+			if _, err := (Reply{}).Text(); !errors.Is(err, ErrNull) || MaybeExecuted(nil) {
+				t.Errorf("the zero reply: %v", err)
+			}
+			var d TickDeadline
+			if d.IsSet() {
+				t.Error("the zero deadline is set")
+			}
+		})
+	}
+	sub(t, "nobody there", func(t *testing.T) {
+		for range 3 {
+			c, err := Dial(background, Options{Dialer: func(context.Context, string, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED }})
+			if c != nil || !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Errorf("%v, %v", c, err)
+			}
+		}
+	})
+}
+
+// B1: a push in the middle of a reply is never an element of it. Whether the element is still to come cannot be known, so the connection ends, and
+// who waits is told; nothing is shifted on the next.
+func TestCaseB1APushInAReplyEndsTheConnection(t *testing.T) {
+	const push = ">2\r\n$10\r\ninvalidate\r\n*1\r\n$5\r\nkey:0\r\n"
+	for name, raw := range map[string]string{
+		"an array": "*2\r\n$1\r\nA\r\n" + push + "$1\r\nB\r\n", "its first element": "*2\r\n" + push + "$1\r\nA\r\n$1\r\nB\r\n", "its last": "*2\r\n$1\r\nA\r\n" + push,
+		"a map": "%1\r\n$1\r\nA\r\n" + push + "$1\r\nB\r\n", "a set": "~1\r\n" + push + "$1\r\nA\r\n", "another push": ">2\r\n+foo\r\n" + push, "an array in an array": "*1\r\n*1\r\n" + push,
+		"an attribute": "|1\r\n+a\r\n" + push + "+b\r\n+c\r\n", "the answer of EXEC": "*2\r\n$1\r\nA\r\n" + push + "$1\r\nB\r\n",
+	} {
+		for _, chunk := range []int{0, 1} {
+			sub(t, fmt.Sprintf("%s, in pieces of %d", name, chunk), func(t *testing.T) {
+				s := newScript(t)
+				c, p := s.connect(Options{KeepAlive: -1, Dialer: through(s.dial, func(nc net.Conn) net.Conn { return &chunked{nc, chunk} })})
+				var err func() error
+				if name == "the answer of EXEC" {
+					tx := txLater(c, "GET A", "GET B")
+					p.expects("MULTI", "GET A", "GET B", "EXEC")
+					p.says("+OK\r\n+QUEUED\r\n+QUEUED\r\n")
+					err = func() error { return tx().err }
+				} else {
+					got := async(c, "MGET", "A", "B")
+					p.expects("MGET A B")
+					err = func() error { return reply(t, got).Err() }
+				}
+				behind := async(c, "GET", "behind")
+				p.expects("GET behind")
+				p.says(raw + "+behind\r\n")
+				if err := err(); !MaybeExecuted(err) || !strings.Contains(err.Error(), "push inside another value") {
+					t.Errorf("who waits for it is told %v", err)
+				}
+				failedWith(t, "who is behind it", behind, nil, true)
+				q := s.readyAt(addrA)
+				next := async(c, "GET", "next")
+				q.expects("GET next")
+				q.says("+next\r\n")
+				if answered(t, next, "next"); !p.hungUp() {
+					t.Error("the connection is open")
+				}
+			})
+		}
+	}
+}
+
+// C18: what a connection that is gone had in mind, a Timeout, silence or the end of its write, is no matter of the one in its place.
+func TestCaseC18AnOldConnectionHarmsNoNewOne(t *testing.T) {
+	for name, end := range map[string]func(p *peer){"closed": func(p *peer) { p.Close() }, "reset": (*peer).reset, "broken": func(p *peer) { p.says("what?\r\n") }} {
+		sub(t, name, func(t *testing.T) {
+			s := newScript(t)
+			c, p := s.connect(Options{Timeout: 2 * time.Second, KeepAlive: -1})
+			for range 5 { // each is as good as dead when it ends: silent for a Timeout and most of another
+				first := async(c, "GET", "unanswered")
+				p.expects("GET unanswered")
+				time.Sleep(1900 * time.Millisecond)
+				second := async(c, "GET", "unanswered, too")
+				p.expects("GET unanswered, too")
+				time.Sleep(1900 * time.Millisecond)
+				end(p)
+				failedWith(t, "the first", first, ErrTimeout, true)
+				failedWith(t, "the second", second, nil, true)
+				q := s.accept()
+				q.handshake()
+				synctest.Wait()
+				third := async(c, "GET", "slow") // the moments of the old one come while this waits
+				q.expects("GET slow")
+				time.Sleep(1900 * time.Millisecond)
+				q.says("+slow\r\n")
+				answered(t, third, "slow")
+				p = q
+			}
+			time.Sleep(time.Minute)
+			if p.hungUp() || len(s.dialled()) != 6 {
+				t.Errorf("dialled %v", s.dialled())
+			}
+		})
+	}
+}
+
+// D10: each dial says HELLO 3, whatever the one before brought. Where protocol 2 comes back, there are no notifications, which is
+// told once; and where protocol 3 comes back after that, they are heard again.
+func TestCaseD10ProtocolTwoIsToldAndNotForEver(t *testing.T) {
+	for name := range withoutHELLO {
+		sub(t, name, func(t *testing.T) {
+			hello := "-ERR unknown command 'HELLO'\r\n"
+			switch name {
+			case "protocol 2 came back":
+				hello = "*2\r\n+proto\r\n:2\r\n"
+			case "HELLO is not allowed":
+				hello = "-NOPERM no\r\n"
+			case "protocol 3 is unknown":
+				hello = "-NOPROTO no\r\n"
+			}
+
+			s, j := newScript(t), &journal{}
+			var two atomic.Bool
+			var mu sync.Mutex
+			var hellos, asked int
+			all := gather(s, func(p *peer) {
+				a := answers{}
+				if two.Load() {
+					a["HELLO"] = hello
+				}
+				p.serve(func(command string) string {
+					mu.Lock()
+					defer mu.Unlock()
+					if command == "HELLO 3" {
+						hellos++
+					}
+					if strings.HasPrefix(command, "CLIENT MAINT") {
+						asked++
+					}
+					return a.to(command)
+				})
+			})
+			c := dialOptions(t, Options{Addr: addrA, Dialer: s.dial, OnEvent: j.add, KeepAlive: -1})
+			for round := range 6 {
+				two.Store(round%2 == 0)
+				time.Sleep(5 * time.Second)
+				all.at(addrA)[0].Close()
+				if got := textOf(c.Do(background, "ECHO", "x")); got != "x" {
+					t.Errorf("round %d: %q", round, got)
+				}
+				before := j.count(EventNotification)
+				all.at(addrA)[0].says(opens("MIGRATING", round, 1) + closes("MIGRATED", 100+round))
+				if synctest.Wait(); (j.count(EventNotification) > before) == two.Load() {
+					t.Errorf("round %d, protocol 2: %v, %d notifications were heard", round, two.Load(), j.count(EventNotification)-before)
+				}
+			}
+			if e := j.of(EventRefused); len(e) != 1 || e[0].Err == nil || !strings.Contains(e[0].Err.Error(), "protocol 2") {
+				t.Errorf("it was told %v", e)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if hellos != 7 || asked != 4 {
+				t.Errorf("HELLO 3 was said %d times on 7 connections, and notifications asked for %d times on 4", hellos, asked)
+			}
+		})
+	}
+}

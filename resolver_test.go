@@ -1745,9 +1745,9 @@ func TestCaseA42AThousandAnnouncements(t *testing.T) {
 	}
 }
 
-// TestCaseA4NullMovingReconnects: relaxed now, dialled at half of the window and the jitter, earlier if DNS has moved. A26, A34 and A37 are the
+// TestCaseA4A34NullMovingReconnects: relaxed now, dialled at half of the window and the jitter, earlier if DNS has moved. A26, A34 and A37 are the
 // other ways to name nobody, also to a connection that asked for a name.
-func TestCaseA4NullMovingReconnects(t *testing.T) {
+func TestCaseA4A34NullMovingReconnects(t *testing.T) {
 	for _, endpoint := range []string{"_", "$-1", "$0\r\n", "$4\r\nnull", "$1\r\n?", "$6\r\n?:7002", "$5\r\n:7002", "$20\r\nhost-1.example.com:0"} {
 		for _, moves := range []time.Duration{-1, 0, 3300 * time.Millisecond} {
 			sub(t, fmt.Sprintf("%q, DNS moves at %v", endpoint, moves), func(t *testing.T) {
@@ -1781,8 +1781,8 @@ func TestCaseA4NullMovingReconnects(t *testing.T) {
 	}
 }
 
-// TestCaseA34EndpointNone asks for no name, and gets none.
-func TestCaseA34EndpointNone(t *testing.T) {
+// TestCaseA34NobodyIsNamedWhereNoneWasAskedFor asks for no name, and gets none.
+func TestCaseA34NobodyIsNamedWhereNoneWasAskedFor(t *testing.T) {
 	for _, endpoint := range []EndpointType{EndpointNone, EndpointAuto} {
 		sub(t, fmt.Sprint(endpoint), func(t *testing.T) {
 			n := newDomain(t, func(o *Options) { o.Maintenance.EndpointType = endpoint })
