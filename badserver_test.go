@@ -95,6 +95,9 @@ func (r *rogue) undisturbed() {
 func (r *rogue) backsOff(took time.Duration) {
 	r.t.Helper()
 	at := r.book.when()[2:]
+	if len(at) == 0 {
+		r.t.Fatal("nothing was dialled again")
+	}
 	if first := at[0].Sub(r.lost); first != 0 {
 		r.t.Errorf("the first redial came after %v, want at once", first)
 	}
@@ -349,7 +352,11 @@ func TestBadServersWhenIdle(t *testing.T) {
 			if dials := len(r.book.to()) - 2; dials > 6+20*4/3 {
 				t.Errorf("%d redials in 20 s", dials)
 			}
-			for _, e := range r.j.of(EventLost)[1:4] {
+			lost := r.j.of(EventLost)
+			if len(lost) < 10 {
+				t.Fatalf("%d losses were told in 20 s", len(lost))
+			}
+			for _, e := range lost[1:4] {
 				explained(t, fmt.Errorf("%s: %w", e.Addr, e.Err), x.words...)
 			}
 			r.good.Store(true)
@@ -885,7 +892,11 @@ func TestAServerThatAnswersTwice(t *testing.T) {
 		}
 		took := time.Since(r.lost)
 		bounded(t, len(r.book.to())-2, took)
-		for _, e := range r.j.of(EventLost)[1:3] {
+		lost := r.j.of(EventLost)
+		if len(lost) < 10 {
+			t.Fatalf("%d losses were told", len(lost))
+		}
+		for _, e := range lost[1:3] {
 			explained(t, e.Err, "a reply that no command asked for")
 		}
 		if st := r.c.Stats(); st.Failed != 0 {
