@@ -1,12 +1,13 @@
 // Command handoff shows what baton is for: under load, a Redis connection hands itself to another server, and no
 // command fails, is lost, or is executed twice.
 //
-//	go run ./cmd/handoff        two servers in this process, flat out, and a timeline at the end
-//	go run ./cmd/handoff -help  the flags
+//	go run ./cmd/handoff            two servers in this process, flat out, and a timeline at the end
+//	go run ./cmd/handoff -soak 10m  handoffs and faults at random, and whether memory, goroutines and descriptors stay flat
+//	go run ./cmd/handoff -help      the flags
 package main
 
 // This file holds the flags, the two servers, and the order of events. load.go is what happens meanwhile, mix.go what -mix
-// adds to that, report.go what is told about it.
+// adds to that, report.go what is told about it. With -soak everything is soak.go's.
 
 import (
 	"cmp"
@@ -16,6 +17,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/signal"
@@ -42,6 +44,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err != nil {
 		fmt.Fprintf(stderr, "handoff: %v (-help lists the flags)\n", err)
 		return 2
+	}
+	if cfg.soak > 0 {
+		return runSoak(ctx, cfg, stdout, stderr)
 	}
 	v, err := demonstrate(ctx, cfg, stdout, stderr)
 	if err != nil {
@@ -105,6 +110,9 @@ type config struct {
 	window, duration     time.Duration
 	tls, json, mix       bool
 	addr, to             string
+	soak                 time.Duration // 0: a demonstration
+	seed                 uint64
+	csv                  string
 }
 
 const usage = `handoff shows a Redis connection handing itself to another server under load.
@@ -118,8 +126,17 @@ With -mix the client also pops from lists, blocking, subscribes to channels, and
 transactions, each at a modest pace; the elements and the messages are sent past it, numbered. Two of the pops are
 outstanding at the announcement and answered 3 and 12 seconds later, or sooner if the window is shorter.
 
+With -soak handoffs and faults follow each other at random under full load, on three addresses over the same data: moves
+that are named, unnamed, repeated, overlapping, to a successor that is dead, refuses or stalls; cuts, refusals, freezes, slow
+servers, and Renew. Beside the workers there are contexts that end, batches, sessions, blocking commands, subscriptions that
+come and go, an impatient client that fails fast, and clients that are dialled and closed. What a cut finds in flight may fail,
+and nothing may because of a handoff. Every few seconds the load rests, and the live heap after garbage collection, the goroutines
+and the descriptors of this process are read: a line on standard error for each. At the end each must be flat: the
+range of its slope (Theil and Sen's, 99.9 %, without the first fifth) must reach down to zero. -seed repeats the script, though
+not the order of goroutines.
+
 Exit status: 0 if all went well, 1 if a command failed, was lost or was executed twice, or a message was missed, repeated
-or out of order, 2 for wrong flags.
+or out of order, or in a soak something rises, 2 for wrong flags.
 
 `
 
@@ -142,6 +159,9 @@ func parse(args []string, stderr io.Writer) (cfg config, err error) {
 	f.BoolVar(&cfg.json, "json", false, "write one JSON object to standard output, and nothing else")
 	f.StringVar(&cfg.addr, "addr", "", "real server to begin with, `host:port` or the path of a unix socket")
 	f.StringVar(&cfg.to, "to", "", "real server to move to, `host:port` or the path of a unix socket (default -addr)")
+	f.DurationVar(&cfg.soak, "soak", 0, "play handoffs and faults at random for so long, in place of one handoff")
+	f.Uint64Var(&cfg.seed, "seed", 0, "of the -soak; 0: any, and it is told")
+	f.StringVar(&cfg.csv, "csv", "", "write the readings of the -soak to this `file`")
 	f.SetOutput(io.Discard) // run says what is wrong
 	if err = f.Parse(args); errors.Is(err, flag.ErrHelp) {
 		fmt.Fprint(stderr, usage)
@@ -154,7 +174,39 @@ func parse(args []string, stderr io.Writer) (cfg config, err error) {
 	if f.NArg() > 0 {
 		return cfg, fmt.Errorf("%q is not a flag", f.Arg(0))
 	}
+	given := map[string]bool{}
+	f.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	if err = cfg.checkSoak(given); err != nil {
+		return cfg, err
+	}
 	return cfg, cfg.check()
+}
+
+// checkSoak looks for flags that do not go together, and chooses the seed.
+func (cfg *config) checkSoak(given map[string]bool) error {
+	if !given["soak"] {
+		for _, name := range []string{"seed", "csv"} {
+			if given[name] {
+				return fmt.Errorf("-%s is for a -soak", name)
+			}
+		}
+		return nil
+	}
+	for name, instead := range map[string]string{"window": "windows are of all lengths in it", "duration": "-soak is the duration"} {
+		if given[name] {
+			return fmt.Errorf("-%s does not go with -soak: %s", name, instead)
+		}
+	}
+	switch {
+	case cfg.soak < time.Second:
+		return errors.New("-soak must be at least 1s, and minutes to say something about slopes")
+	case cfg.workers > maxSoakWorkers:
+		return fmt.Errorf("-workers must be at most %d with -soak: a slow server has to answer them all within a window", maxSoakWorkers)
+	}
+	for cfg.seed == 0 {
+		cfg.seed = rand.Uint64N(1e9) // short, to be typed again
+	}
+	return nil
 }
 
 func (cfg *config) check() error {
