@@ -706,7 +706,7 @@ func TestBadServersOfSubscriptions(t *testing.T) {
 				time.Sleep(time.Second)
 			}
 			bounded(t, len(book.to())-2, 20*time.Second)
-			if n := e.gaps(); n > 1 {
+			if n := e.gaps(); n > 1 && name != "hang up behind it" { // which is in service for a moment each time
 				t.Errorf("%d gaps were told before there was a connection", n)
 			}
 			told := 0
@@ -786,7 +786,7 @@ func TestBadServersOfBlockingCommands(t *testing.T) {
 		"speak 2^62":                   {func(p *peer) { p.handshake(); p.serve(answers{"BLPOP": "*4611686018427387904\r\n"}.to) }, false},
 		"nest it":                      {func(p *peer) { p.handshake(); p.serve(answers{"BLPOP": strings.Repeat("*1\r\n", 100_000)}.to) }, false},
 		"answer twice":                 {func(p *peer) { p.handshake(); p.serve(answers{"BLPOP": element + element}.to) }, true},
-		"answer before they are asked": {func(p *peer) { p.handshake(); p.says("*2\r\n+k\r\n+stray\r\n"); p.serve(answers{"BLPOP": element}.to) }, false},
+		"answer before they are asked": {func(p *peer) { p.serve(answers{"PING": "+PONG\r\n*2\r\n+k\r\n+stray\r\n", "BLPOP": element}.to) }, false},
 	} {
 		sub(t, name, func(t *testing.T) {
 			var good atomic.Bool
