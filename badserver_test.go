@@ -579,6 +579,7 @@ func TestPushesWithoutEnd(t *testing.T) {
 					})
 				})
 				c := dialOptions(t, Options{Addr: addrA, Dialer: s.dial, KeepAlive: -1, MaxMessages: 100})
+				unchecked(c)
 				ask := c.Do
 				switch where {
 				case "that of the subscriptions":

@@ -67,7 +67,7 @@ func init() {
 	}
 }
 
-// unchecked ends the checks of a client, for tests that count allocations: checks make some.
+// unchecked ends the checks of a client, for tests that count allocations, of which checks make some, and for those of great numbers.
 func unchecked(c *Client) {
 	c.each(false, func(b *bridge) { b.mu.check = nil })
 	c.mu.Lock()
@@ -82,9 +82,9 @@ func invariant(number string, holds bool, of ...any) {
 	}
 }
 
-// looksClosely says whether a queue is looked at message by message: always if it is short, else now and then, so that tests with
+// looksClosely says whether a queue is looked at message by message: always if it is short, else at each power of two, so that tests with
 // thousands in flight take linear time.
-func (q *queue) looksClosely() bool { return q.commands <= 64 || q.commands%61 == 0 }
+func (q *queue) looksClosely() bool { return q.commands <= 64 || q.commands&(q.commands-1) == 0 }
 
 func (q *queue) check(p place) {
 	invariant("Q1", (q.head == nil) == (q.tail == nil) && (q.head != nil || q.commands == 0 && q.bytes == 0), *q)

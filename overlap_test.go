@@ -1433,6 +1433,7 @@ func TestTenThousandMessagesASecond(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newStage(t, nil)
 		publisher := dialMemory(t, sibling(t, s.a), func(o *Options) { o.Maintenance.Mode = Disabled })
+		unchecked(s.c)
 		var names []string
 		for i := range channels {
 			names = append(names, "channel:"+strconv.Itoa(i))

@@ -306,7 +306,9 @@ func (d *decoder) readFrom(r io.Reader) (int, error) {
 		b.WriteByte(0)
 		to = unsafe.Slice(unsafe.StringData(b.String()), size)
 	}
-	d.buf = append(to[:0], d.buf[d.begin:]...)
+	from := d.buf[d.begin:]
+	d.buf = to[:rest]
+	copy(d.buf, from) // which does nothing where they are the same; append would move a large reply at each read
 	if size <= busyBuffer {
 		d.spare = to[:0]
 	}
