@@ -1,0 +1,556 @@
+package baton
+
+// The model of the contract: it is given the history of a scenario, what callers were told and what the world saw, and says what is not as
+// promised. It runs when all is over, on one goroutine. Each thing that it lets pass quotes the promise that allows it.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// simModel is what several judgements need.
+type simModel struct {
+	*simRun
+	executed map[string][]int // where in w.executions a token is
+	byToken  map[string]*simCall
+	owner    map[*simConn]string // what a connection carries: "" for ordinary commands, else whose it is
+	lost     []time.Duration     // handoffs' own, see phases
+}
+
+func (x *simRun) judge() {
+	x.w.mu.Lock()
+	defer x.w.mu.Unlock()
+	m := &simModel{simRun: x, executed: map[string][]int{}, byToken: map[string]*simCall{}, owner: map[*simConn]string{}}
+	for i := range x.w.executions {
+		m.executed[x.w.executions[i].token] = append(m.executed[x.w.executions[i].token], i)
+	}
+	for _, c := range x.calls {
+		for _, token := range c.tokens {
+			m.byToken[token] = c
+		}
+	}
+	m.judgeTouches()
+	for _, c := range x.calls {
+		m.judgeCall(c)
+	}
+	m.judgeOwners()
+	m.judgeOrder()
+	m.judgeTransactions()
+	m.judgeMachines()
+	for _, l := range x.listeners {
+		m.judgeListener(l)
+	}
+	m.judgeStats()
+	m.judgeEnd()
+}
+
+// judgeDials looks at a Dial that failed: it must have had a reason.
+func (x *simRun) judgeDials() {
+	for _, c := range x.w.conns {
+		if c.ending != simAlive || c.link.cutUp > 0 || c.link.cutDown > 0 {
+			return
+		}
+	}
+	if len(x.s.actions) == 0 && x.s.profile != simFaulty {
+		x.breaks("6: Dial failed without a reason: %v", x.dialErrs)
+	}
+}
+
+// judgeTouches: "No byte of a command is written a second time once any byte of it may have reached a server." A command of which a
+// connection took only the beginning is found by what is left there, if that has its token.
+func (m *simModel) judgeTouches() {
+	for _, c := range m.w.conns {
+		if len(c.buf) == 0 {
+			continue
+		}
+		if from := strings.IndexByte(string(c.buf), '~'); from >= 0 {
+			token, _, whole := strings.Cut(string(c.buf[from:]), "\r\n")
+			if name, _, large := strings.Cut(token, "|"); whole || large {
+				m.w.touched[name] = append(m.w.touched[name], simTouch{c, c.endedAt, c.count, false})
+			}
+		}
+	}
+	for token, touches := range m.w.touched {
+		if len(touches) > 1 {
+			m.breaks("2: %s was written %d times, to connections %v", token, len(touches), simConnsOf(touches))
+		}
+	}
+	for token, at := range m.executed {
+		if len(at) > 1 {
+			m.breaks("2: %s was executed %d times", token, len(at))
+		}
+	}
+}
+
+func simConnsOf(touches []simTouch) (ids []int) {
+	for _, t := range touches {
+		ids = append(ids, t.conn.id)
+	}
+	return ids
+}
+
+// judgeCall holds what a caller was told against what the servers did.
+func (m *simModel) judgeCall(c *simCall) {
+	if !c.over {
+		m.breaks("1: %s of caller %d, begun at %v, has not ended", simWhatNames[c.what], c.caller, c.began)
+		return
+	}
+	if c.ended > max(c.limit, c.began) {
+		m.breaks("1: %s %v of caller %d ended at %v, its context at %v", simWhatNames[c.what], c.tokens, c.caller, c.ended, c.limit)
+	}
+	for k, token := range c.tokens {
+		m.judgeToken(c, k, token)
+	}
+	if c.err != nil {
+		m.judgeError(c)
+	}
+}
+
+// judgeToken: executed at most once (see judgeTouches); exactly once if it was answered, and with that answer; never if the error says that
+// it was not sent.
+func (m *simModel) judgeToken(c *simCall, k int, token string) {
+	at := m.executed[token]
+	switch answered := c.replies[k] != ""; {
+	case answered && c.what == simTx && c.err != nil: // the answers to the queueing, see judgeTransactions
+	case answered && c.session > 0 && c.replies[k] == "+QUEUED": // in a transaction by hand
+	case answered && len(at) == 0:
+		m.breaks("2: %s was answered with %.60q and not executed", token, c.replies[k])
+	case answered && simShortened(m.w.executions[at[0]].reply) != simShortened(c.replies[k]):
+		m.breaks("3: %s was answered with %.60q, and the server said %.60q", token, c.replies[k], m.w.executions[at[0]].reply)
+	case answered, c.err == nil && c.what == simTx:
+	case c.err == nil:
+		m.breaks("3: %s has neither an answer nor an error", token)
+	case !MaybeExecuted(c.err) && len(at) > 0 && !simServerSaid(c.err):
+		m.breaks("2: %s was executed, and its caller was told %v", token, c.err)
+	case !MaybeExecuted(c.err) && len(m.w.touched[token]) > 0 && !simServerSaid(c.err) && !m.abortedByNull(c):
+		m.breaks("2: bytes of %s were written, and its caller was told %v", token, c.err)
+	}
+}
+
+// abortedByNull says that a transaction was aborted by the server.
+func (m *simModel) abortedByNull(c *simCall) bool { return c.err == ErrTxAborted }
+
+// simShortened is a text, of which the beginning and the length stand for all if it is long.
+func simShortened(s string) string {
+	if len(s) > 1000 {
+		return fmt.Sprintf("%s…%d", s[:40], len(s))
+	}
+	return s
+}
+
+func simServerSaid(err error) bool {
+	var e *ServerError
+	return errors.As(err, &e) && !errors.Is(err, ErrNoConnection) && !errors.Is(err, ErrTimeout)
+}
+
+// connOf is the connection to which bytes of a call were given, if one is known.
+func (m *simModel) connOf(c *simCall) *simConn {
+	for _, token := range c.tokens {
+		if t := m.w.touched[token]; len(t) > 0 {
+			return t[0].conn
+		}
+	}
+	return nil
+}
+
+// judgeError looks for what an error is due to.
+func (m *simModel) judgeError(c *simCall) {
+	err, sent := c.err, MaybeExecuted(c.err)
+	name := fmt.Sprintf("%s %v of caller %d (%v to %v)", simWhatNames[c.what], c.tokens, c.caller, c.began, c.ended)
+	o := &m.c.opts
+	switch {
+	case c.what == simWatch && len(c.tokens) == 0: // judged by its parts
+	case errors.Is(err, ErrNotHere):
+		m.breaks("6: %s: %v", name, err)
+	case errors.Is(err, ErrTxAborted):
+		m.judgeAborted(c, name)
+	case errors.Is(err, ErrClosed):
+		if m.closing > c.ended && c.session == 0 {
+			m.breaks("6: %s failed before the client was closed: %v", name, err)
+		}
+	case errors.Is(err, ErrBacklogFull):
+		if n := m.outstanding(c); n+c.want <= o.MaxBacklog {
+			m.breaks("6: %s found the backlog full, with %d commands outstanding of %d: %v", name, n, o.MaxBacklog, err)
+		}
+	case errors.Is(err, ErrTimeout):
+		m.judgeTimeout(c, name)
+	case errors.Is(err, ErrNoConnection) && c.session != 0:
+		m.judgeSessionLost(c, name)
+	case errors.Is(err, ErrNoConnection):
+		m.judgeNoConnection(c, name)
+	case simServerSaid(err):
+		if c.what != simTx && c.what != simWatch && c.what != simSession {
+			m.breaks("6: %s: %v", name, err)
+		}
+	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
+		if c.ended != max(c.began, c.limit) {
+			m.breaks("6: %s failed by its context, which ended at %v: %v", name, c.limit, err)
+		}
+	case sent:
+		m.judgeCut(c, name)
+	default:
+		m.breaks("6: %s failed for no reason that is known: %v", name, err)
+	}
+}
+
+// outstanding are the commands of other calls that were not over at the end of one.
+func (m *simModel) outstanding(c *simCall) (n int) {
+	for _, o := range m.calls {
+		if o != c && o.began <= c.ended && (!o.over || o.ended >= c.ended) {
+			n += o.want
+		}
+	}
+	return n
+}
+
+// judgeCut: "Only what is still in flight when the server itself closes the old connection fails." Silence is another end: "no byte for
+// twice the effective Timeout ... means dead".
+func (m *simModel) judgeCut(c *simCall, name string) {
+	conn := m.connOf(c)
+	switch {
+	case conn == nil && c.what == simSession: // by the PING with which a session begins
+		if !slices.ContainsFunc(m.w.conns, func(o *simConn) bool { return o.opened >= c.began && o.ending != simAlive && o.endedAt <= c.ended }) {
+			m.breaks("6: %s failed, and no connection was lost: %v", name, c.err)
+		}
+	case conn == nil: // of its bytes only such were taken as do not tell whose they are
+		if !slices.ContainsFunc(m.w.conns, func(o *simConn) bool {
+			return len(o.buf) > 0 && (o.ending != simAlive && o.endedAt <= c.ended || o.closed && o.closedAt <= c.ended)
+		}) {
+			m.breaks("6: %s failed with nothing of it written: %v", name, c.err)
+		}
+	case conn.ending != simAlive && conn.endedAt <= c.ended:
+	case conn.closed && conn.closedAt <= c.ended && m.silent(conn, c.ended):
+	default:
+		m.breaks("6: %s failed on connection %d, which nothing had happened to: %v", name, conn.id, c.err)
+	}
+}
+
+// silent says that nothing had come for twice the Timeout.
+func (m *simModel) silent(c *simConn, at time.Duration) bool {
+	timeout := m.c.opts.Timeout
+	return timeout > 0 && c.lastRead+2*timeout <= at
+}
+
+// judgeTimeout: "Timeout runs from Do; for work that stands in the backlog when a handoff of its bridge is promoted or given up, from then."
+func (m *simModel) judgeTimeout(c *simCall, name string) {
+	timeout := m.c.opts.Timeout
+	if timeout <= 0 {
+		m.breaks("6: %s timed out, and there is no Timeout: %v", name, c.err)
+		return
+	}
+	if c.blocks > 0 {
+		timeout += c.blocks
+	}
+	if timeout = max(timeout, m.relaxedAt(c.ended)); c.ended-c.began < timeout {
+		m.breaks("6: %s timed out early, after %v of %v: %v", name, c.ended-c.began, timeout, c.err)
+	}
+}
+
+// relaxedAt is what timeouts are raised to at a time, for sure.
+func (m *simModel) relaxedAt(at time.Duration) time.Duration {
+	mt := &m.c.opts.Maintenance
+	if mt.RelaxedTimeout < 0 {
+		return 0
+	}
+	window, open := min(mt.RelaxedTimeout, mt.RelaxedWindowMax), map[string]time.Duration{}
+	for _, e := range m.events {
+		switch t := e.Time.Sub(m.w.began); {
+		case t > at:
+		case e.Kind == EventRelaxed:
+			open[e.Notification] = t + window
+		case e.Kind == EventTightened:
+			clear(open)
+		}
+	}
+	for _, until := range open {
+		if at < until {
+			return mt.RelaxedTimeout
+		}
+	}
+	return 0
+}
+
+// judgeNoConnection: "FailFast is judged at the door (no connection, no handoff in force, not the first dial) and at two moments: a
+// connection ends with no handoff in force; a handoff ends without a connection."
+func (m *simModel) judgeNoConnection(c *simCall, name string) {
+	if !m.s.opts.FailFast && c.what != simPop {
+		m.breaks("6: %s failed for want of a connection, which the policy is to wait for: %v", name, c.err)
+		return
+	}
+	if MaybeExecuted(c.err) {
+		m.breaks("2: %s failed for want of a connection, and may have been executed: %v", name, c.err)
+	}
+	for _, e := range m.events {
+		if t := e.Time.Sub(m.w.began); t <= c.ended && (e.Kind == EventLost || e.Kind == EventGivenUp || e.Kind == EventDialFailed) {
+			return
+		}
+	}
+	if m.s.opts.Conns == 1 {
+		m.breaks("6: %s failed for want of a connection, and none was lost: %v", name, c.err)
+	}
+}
+
+// judgeSessionLost: "After its end every call fails at once, never sent."
+func (m *simModel) judgeSessionLost(c *simCall, name string) {
+	if MaybeExecuted(c.err) {
+		m.breaks("9: %s failed for want of its connection, and may have been executed: %v", name, c.err)
+	}
+	if c.watched && c.name == "EXEC" {
+		m.breaks("9: an EXEC behind a WATCH failed with %v", c.err)
+	}
+}
+
+// judgeAborted: an EXEC is ErrTxAborted if its session is gone, or if the server says null.
+func (m *simModel) judgeAborted(c *simCall, name string) {
+	if c.session == 0 {
+		m.breaks("9: %s was aborted, and nothing was watched", name)
+	}
+}
+
+// judgeOwners: a connection of a session carries nothing else, and one of blocking commands no ordinary ones.
+func (m *simModel) judgeOwners() {
+	for token, touches := range m.w.touched {
+		c := m.byToken[token]
+		if c == nil {
+			continue
+		}
+		owner := ""
+		switch {
+		case c.session > 0:
+			owner = fmt.Sprintf("session %d", c.session)
+		case c.session < 0:
+			owner = "a Watch"
+		case c.what == simPop:
+			owner = "what blocks"
+		}
+		for _, t := range touches {
+			if before, some := m.owner[t.conn]; some && before != owner {
+				m.breaks("9: connection %d carried %q and %q", t.conn.id, before, owner)
+			}
+			m.owner[t.conn] = owner
+		}
+	}
+}
+
+// ordinary says that a call shares its connection with others.
+func (c *simCall) ordinary() bool { return c.session == 0 && c.what != simPop }
+
+// judgeOrder: "Commands given to one connection execute in the order in which they were given, across the handoff too, as long as the hold
+// lasts." What is not written yet returns to the head of the backlog, in order: so the order of writing is that of giving, always.
+func (m *simModel) judgeOrder() {
+	type written struct {
+		simTouch
+		call  *simCall
+		token string
+	}
+	by := map[*simConn][]written{}
+	for token, touches := range m.w.touched {
+		if c := m.byToken[token]; c != nil && c.ordinary() {
+			by[touches[0].conn] = append(by[touches[0].conn], written{touches[0], c, token})
+		}
+	}
+	var conns []*simConn
+	for conn, all := range by {
+		slices.SortFunc(all, func(a, b written) int { return a.order - b.order })
+		conns = append(conns, conn)
+		latest := all[0]
+		for _, wr := range all[1:] {
+			if wr.call.began < latest.call.began {
+				m.breaks("4: %s, given at %v, was written behind %s, given at %v, on connection %d", wr.token, wr.call.began, latest.token, latest.call.began, conn.id)
+			} else {
+				latest = wr
+			}
+		}
+	}
+	if m.s.opts.Conns > 1 {
+		return
+	}
+	slices.SortFunc(conns, func(a, b *simConn) int { return int(by[a][0].at - by[b][0].at) })
+	var latest *written
+	for _, conn := range conns {
+		all := by[conn]
+		if latest != nil && all[0].at > latest.at && all[0].call.began < latest.call.began {
+			m.breaks("4: %s, given at %v, was written to connection %d behind %s, given at %v, on connection %d", all[0].token, all[0].call.began, conn.id,
+				latest.token, latest.call.began, latest.conn.id)
+		}
+		for i := range all {
+			if latest == nil || all[i].call.began >= latest.call.began {
+				latest = &all[i]
+			}
+		}
+	}
+}
+
+// judgeTransactions: contiguous, and all or nothing.
+func (m *simModel) judgeTransactions() {
+	for _, c := range m.calls {
+		if c.what != simTx || !c.over {
+			continue
+		}
+		first, done, refused := 0, 0, false
+		var tx int
+		for k, token := range c.tokens {
+			if t := m.w.touched[token]; len(t) > 0 {
+				if k == 0 {
+					first = t[0].order
+				} else if t[0].order != first+k {
+					m.breaks("7: the transaction %v is not contiguous", c.tokens)
+				}
+			}
+			if at := m.executed[token]; len(at) > 0 {
+				e := &m.w.executions[at[0]]
+				refused = refused || strings.HasPrefix(e.reply, "-")
+				if e.tx != 0 {
+					if done++; tx != 0 && tx != e.tx {
+						m.breaks("7: the transaction %v was executed in parts", c.tokens)
+					}
+					tx = e.tx
+				}
+			}
+		}
+		switch {
+		case done != 0 && done != len(c.tokens):
+			m.breaks("7: %d commands of the transaction %v were executed", done, c.tokens)
+		case c.err == nil && done == 0:
+			m.breaks("7: the transaction %v succeeded, and was not executed", c.tokens)
+		case done != 0 && c.err != nil && !MaybeExecuted(c.err) && !refused:
+			m.breaks("7: the transaction %v was executed, and its caller told %v", c.tokens, c.err)
+		}
+	}
+}
+
+// judgeMachines replays what each bridge's machine was told, and looks at its holds.
+func (m *simModel) judgeMachines() {
+	for _, tr := range m.traces {
+		b := tr.b
+		var h handoff
+		var held, entered time.Duration
+		budget := m.c.opts.Maintenance.HoldCap
+		for i, st := range tr.steps {
+			if st.before.phase != h.phase || st.before.holdUntil != h.holdUntil || st.e != joined && st.before != h {
+				m.breaks("replay: before step %d the machine was %+v, and is %+v in the replay", i, st.before, h)
+			}
+			if h = st.before; h.step(st.e, st.t) != st.a {
+				m.breaks("replay: step %d of %+v gives another action than %d", i, st, st.a)
+			}
+			if b.hub != nil {
+				continue
+			}
+			if st.e == joined && (i == 0 || tr.steps[i-1].number != st.number) {
+				held = 0
+			}
+			if st.a == hold {
+				entered = st.at
+			}
+			if st.before.phase == PhaseHolding && h.phase != PhaseHolding {
+				if held += st.at - entered; held > max(budget, 0) {
+					m.breaks("5: work was held for %v of %v", held, budget)
+				}
+				if st.e == timePassed && st.empty && st.cur {
+					m.breaks("5: work was held until the budget was spent, with nothing in flight")
+				}
+			}
+			if i > 0 && st.e == joined && st.number == tr.steps[i-1].number && st.a == prepare && (st.before.phase != PhaseDone || st.cur && st.attempt < st.number) {
+				m.breaks("9: an announcement was joined again by its copy")
+			}
+		}
+	}
+}
+
+// judgeListener: in order, nothing twice, nothing missed without a gap, and no gap without a loss.
+func (m *simModel) judgeListener(l *simListener) {
+	name := fmt.Sprintf("the subscription of caller %d to %q %v", l.caller, l.kind, l.names)
+	place := map[string]int{} // of each payload among those published
+	for i, payload := range m.w.published {
+		place[payload] = i
+	}
+	last, gap, losses := -1, false, m.losses()
+	for _, h := range l.heard {
+		if h.payload == "" {
+			gap = true
+			if h.missed < 0 && !slices.ContainsFunc(losses, func(t time.Duration) bool { return t <= h.at }) {
+				m.breaks("8: %s had a gap at %v, and nothing was lost", name, h.at)
+			}
+			if h.missed > 0 && m.s.opts.MaxMessages == 0 {
+				m.breaks("8: %s was too slow at %v for a queue of %d", name, h.at, m.c.opts.MaxMessages)
+			}
+			continue
+		}
+		i, known := place[h.payload]
+		switch {
+		case !known:
+			m.breaks("8: %s heard %q, which nobody published", name, h.payload)
+		case i <= last:
+			m.breaks("8: %s heard %q at %v, number %d, behind number %d", name, h.payload, h.at, i, last)
+		}
+		last = max(last, i)
+		gap = false
+	}
+	_ = gap
+}
+
+// losses are the times at which connections that had carried subscriptions ended without notice.
+func (m *simModel) losses() (at []time.Duration) {
+	for _, c := range m.w.conns {
+		if c.everSub && c.ending != simAlive {
+			at = append(at, c.endedAt)
+		} else if c.everSub && c.closed && m.silent(c, c.closedAt) {
+			at = append(at, c.closedAt)
+		}
+	}
+	return at
+}
+
+// judgeStats holds Stats against the history.
+func (m *simModel) judgeStats() {
+	st := &m.stats
+	if st.InFlight > m.s.opts.Conns+2 || st.Backlog != 0 {
+		m.breaks("10: when all is quiet, stats are %+v", *st)
+	}
+	timedOut, failed, exact := uint64(0), uint64(0), true
+	for _, c := range m.calls {
+		switch {
+		case c.what == simSession || c.what == simWatch || c.what == simListen || c.what == simTx:
+			exact = false
+		case c.err == nil || !c.over:
+		case c.limit <= c.began: // it was never given
+		default:
+			if errors.Is(c.err, ErrTimeout) {
+				timedOut += uint64(c.want)
+			}
+			for _, r := range c.replies {
+				if r == "" {
+					failed++
+				}
+			}
+		}
+	}
+	if exact && len(m.listeners) == 0 && (st.TimedOut != timedOut || st.Failed != failed) {
+		m.breaks("10: %d commands timed out and %d failed; stats are %+v", timedOut, failed, *st)
+	}
+}
+
+// judgeEnd: when all is well again a command succeeds.
+func (m *simModel) judgeEnd() {
+	if m.s.closes() {
+		return
+	}
+	if m.final != nil {
+		m.breaks("11: when all is well again: %v", m.final)
+	}
+}
+
+// judgeLeaks: after Close every connection is closed.
+func (x *simRun) judgeLeaks() {
+	x.w.mu.Lock()
+	defer x.w.mu.Unlock()
+	for _, c := range x.w.conns {
+		if !c.closed {
+			x.broken = append(x.broken, fmt.Sprintf("12: connection %d is still open", c.id))
+		}
+	}
+}

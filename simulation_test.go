@@ -1,0 +1,1303 @@
+package baton
+
+// A seeded simulation: random callers, random servers, random maintenance, in virtual time. A seed makes a script, which is data: options,
+// links, what callers do, what becomes of the world. Playing it makes a history, which the model (simulation_model_test.go) judges by the
+// contract. The script is the seed's alone; the order of goroutines within one instant is the runtime's, so a seed may have to be repeated:
+//
+//	go test -run TestSimulation -sim.runs=100000                  so many scenarios, from a seed that the clock gives
+//	go test -run TestSimulation -sim.seed=S                       one scenario, S
+//	go test -run TestSimulation -sim.seed=S -sim.repeat=1000      and how often it fails
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"reflect"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+var (
+	simSeed   = flag.Uint64("sim.seed", 0, "the seed of the first scenario of TestSimulation; 0: one that the clock gives")
+	simRuns   = flag.Int("sim.runs", 0, "how many scenarios, each of the next seed; 0: one if there is a seed, else what takes some seconds")
+	simRepeat = flag.Int("sim.repeat", 0, "play the scenario of sim.seed so often, and say how often it fails")
+	simShrink = flag.Duration("sim.shrink", 20*time.Second, "for how long a script that fails is shortened")
+)
+
+// --- scripts ---
+
+// simScript is a scenario.
+type simScript struct {
+	seed    uint64
+	profile simProfile
+	opts    simOptions
+	links   []simLink // those of the dials, in their order, again and again
+	callers []simCaller
+	actions []simAction   // in their order
+	calm    time.Duration // from then on all is well
+}
+
+// simProfile is what may happen in a scenario.
+type simProfile uint8
+
+const (
+	simQuiet       simProfile = iota // nothing
+	simMaintenance                   // maintenance alone, and the ends of its windows: nothing may fail but for its own context, or cut off at such an end
+	simFaulty                        // everything
+)
+
+var simProfileNames = [...]string{"quiet", "maintenance", "faults"}
+
+// simOptions are those that matter.
+type simOptions struct {
+	Conns                                   int
+	Timeout, DialTimeout, KeepAlive, MaxAge time.Duration
+	FailFast                                bool
+	MaxBacklog, MaxInFlight, MaxDedicated   int
+	MaxMessages                             int
+	HoldCap, Relaxed, WindowMax, PostEvent  time.Duration
+	Named                                   bool // the configured address is a host name, which DNS knows
+	RefuseSuccessors                        bool
+	Mode                                    Mode
+}
+
+// simLink is what a connection is like.
+type simLink struct {
+	dial, up, down time.Duration // how long it takes to be made, and bytes take each way
+	pieces         []int         // at most so many bytes come with a read
+	writeMax       int           // and are accepted at a time, if that is not 0,
+	writePause     time.Duration // with so much time between
+	cutUp, cutDown int           // it ends with this byte, if that is not 0,
+	cutBy          simEnding     // in this way
+	refuses        bool          // the opt-in
+	protocol2      bool
+	socket         bool // it counts as a socket
+	timeless       bool // it has no deadlines
+}
+
+// simCaller is somebody who calls, one call after the other.
+type simCaller struct {
+	kind  simKind
+	at    time.Duration
+	topic string // of a subscriber: its kind of subscription
+	names []string
+	steps []simStep
+}
+
+type simKind uint8
+
+const (
+	simOrdinary simKind = iota
+	simPopper
+	simSubscriber
+	simSessions
+	simWatcher
+)
+
+var simKindNames = [...]string{"calls", "pops", "subscribes", "has sessions", "watches"}
+
+// simStep is one call.
+type simStep struct {
+	think    time.Duration // before it
+	what     simWhat
+	n        int           // of commands, or whatever the call needs
+	key      int           // which
+	patience time.Duration // after which its context ends; 0: it does not; negative: it has ended before
+}
+
+type simWhat uint8
+
+const (
+	simEcho simWhat = iota
+	simGet
+	simSet
+	simIncr
+	simAppend // DoAppend
+	simLarge  // an ECHO of more than what is copied
+	simBatch
+	simTx
+	simPush
+	simPublish
+	simPop     // BLPOP
+	simListen  // what a subscriber does
+	simSession // a session: n says which commands are given on it
+	simWatch
+	simWhats
+)
+
+var simWhatNames = [simWhats]string{"echo", "get", "set", "incr", "append", "large echo", "batch", "transaction", "push", "publish", "pop", "listen", "session", "watch"}
+
+// simAction is something that happens in the world, or to the client as a whole.
+type simAction struct {
+	at    time.Duration
+	what  simDeed
+	node  int
+	state simTrouble    // of simTroubled
+	last  time.Duration // how long a trouble lasts; when the window of a move is over; when Shutdown's context ends
+	how   simEnding     // of cuts and the ends of windows; simAlive: that window's end cuts nobody
+	frame string        // what is announced
+	again bool          // to whoever opts in, too
+	delay time.Duration // of simSlow
+	late  bool
+	hosts []int // of simDNS: the nodes that the name stands for from then on
+}
+
+type simDeed uint8
+
+const (
+	simMoving simDeed = iota
+	simSays           // a frame without further consequences
+	simCut
+	simTroubled
+	simDNS
+	simRenew
+	simClose
+	simShutdown
+)
+
+const simDeadAddr = "10.9.9.9:6379" // nobody answers there
+
+var simPatterns = []string{"c*", "c1*"}
+
+// String is the script as a person reads it: one step in a line.
+func (s *simScript) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "seed %d, %s, calm from %v on\n  options", s.seed, simProfileNames[s.profile], s.calm)
+	fields(&b, s.opts)
+	for i := range s.links {
+		fmt.Fprintf(&b, "  link %d:", i)
+		fields(&b, s.links[i])
+	}
+	for i, c := range s.callers {
+		fmt.Fprintf(&b, "  caller %d %s from %v on", i, simKindNames[c.kind], c.at)
+		if c.names != nil {
+			fmt.Fprintf(&b, ", %sSUBSCRIBE %v", strings.ToUpper(c.topic), c.names)
+		}
+		b.WriteByte('\n')
+		for j, st := range c.steps {
+			fmt.Fprintf(&b, "    %d.%d after %v: %s, n %d, key %d", i, j, st.think, simWhatNames[st.what], st.n, st.key)
+			if st.patience != 0 {
+				fmt.Fprintf(&b, ", patience %v", st.patience)
+			}
+			b.WriteByte('\n')
+		}
+	}
+	for _, a := range s.actions {
+		fmt.Fprintf(&b, "  at %v %s\n", a.at, a.String())
+	}
+	return b.String()
+}
+
+// fields writes the fields of a struct that are not zero.
+func fields(b *strings.Builder, of any) {
+	v := reflect.ValueOf(of)
+	for i := range v.NumField() {
+		if f := v.Field(i); !f.IsZero() {
+			fmt.Fprintf(b, " %s=%v", v.Type().Field(i).Name, f)
+		}
+	}
+	b.WriteByte('\n')
+}
+
+func (a *simAction) String() string {
+	switch a.what {
+	case simMoving:
+		return fmt.Sprintf("node %d says %q, again %v; after %v its connections are %s", a.node, a.frame, a.again, a.last, simEndingNames[a.how])
+	case simSays:
+		return fmt.Sprintf("node %d says %q, again %v", a.node, a.frame, a.again)
+	case simCut:
+		return fmt.Sprintf("the connections of node %d are %s", a.node, simEndingNames[a.how])
+	case simTroubled:
+		return fmt.Sprintf("node %d %s for %v (delay %v, late %v)", a.node, simTroubleNames[a.state], a.last, a.delay, a.late)
+	case simDNS:
+		return fmt.Sprintf("the name stands for nodes %v", a.hosts)
+	case simRenew:
+		return fmt.Sprintf("Renew, with patience %v", a.last)
+	case simClose:
+		return "Close"
+	}
+	return fmt.Sprintf("Shutdown, with patience %v", a.last)
+}
+
+// simDice makes a script.
+type simDice struct{ *rand.Rand }
+
+// oneIn is true once in n times.
+func (r simDice) oneIn(n int) bool { return r.IntN(n) == 0 }
+
+// span is a time up to d, in whole microseconds.
+func (r simDice) span(d time.Duration) time.Duration {
+	return time.Duration(r.Int64N(int64(d/time.Microsecond)+1)) * time.Microsecond
+}
+
+func pick[T any](r simDice, of ...T) T { return of[r.IntN(len(of))] }
+
+const ms, us = time.Millisecond, time.Microsecond
+
+// simGenerate makes the script of a seed. It looks at nothing else.
+func simGenerate(seed uint64) *simScript {
+	r := simDice{rand.New(rand.NewPCG(seed, 6))}
+	s := &simScript{seed: seed, profile: pick(r, simQuiet, simMaintenance, simMaintenance, simMaintenance, simMaintenance, simFaulty, simFaulty, simFaulty, simFaulty)}
+	s.generateOptions(r)
+	for range 3 + r.IntN(8) {
+		s.links = append(s.links, s.generateLink(r))
+	}
+	pace := pick(r, 300*us, 2*ms, 10*ms, 60*ms)
+	for range 1 + r.IntN(7) {
+		s.callers = append(s.callers, s.generateCaller(r, pace))
+	}
+	if r.oneIn(6) { // a burst: many who call at the same moment
+		at, what := r.span(200*ms), pick(r, simEcho, simBatch, simIncr)
+		for range 5 + r.IntN(20) {
+			s.callers = append(s.callers, simCaller{at: at, steps: []simStep{{what: what, n: 1 + r.IntN(4)}}})
+		}
+	}
+	if s.profile != simQuiet {
+		s.generateActions(r, 20*pace)
+	}
+	for _, a := range s.actions {
+		s.calm = max(s.calm, a.at+a.last)
+	}
+	return s
+}
+
+func (s *simScript) generateOptions(r simDice) {
+	o := &s.opts
+	o.Conns = pick(r, 1, 1, 1, 2, 3)
+	o.FailFast = r.oneIn(3)
+	if r.oneIn(4) {
+		o.MaxBacklog = 1 + r.IntN(20)
+	}
+	if r.oneIn(4) {
+		o.MaxInFlight = 1 + r.IntN(20)
+	}
+	if r.oneIn(3) {
+		o.MaxDedicated = 1 + r.IntN(3)
+	}
+	if r.oneIn(4) {
+		o.MaxMessages = 1 + r.IntN(20)
+	}
+	o.HoldCap = pick(r, -1, 0, 0, ms, 20*ms, 500*ms)
+	o.Relaxed = pick(r, -1, 0, 300*ms, 2*time.Second)
+	o.WindowMax = pick(r, 0, 0, 500*ms)
+	o.PostEvent = pick(r, 0, -1, 100*ms)
+	o.Timeout, o.DialTimeout = pick(r, 0, time.Second, -1), pick(r, 0, time.Second)
+	if s.profile == simFaulty {
+		o.Timeout, o.DialTimeout = pick(r, 20*ms, 200*ms, 200*ms, time.Second, 0), pick(r, 50*ms, time.Second)
+	}
+	o.KeepAlive = pick(r, 0, 0, 0, 50*ms, -1)
+	if r.oneIn(20) {
+		o.MaxAge = time.Second + r.span(3*time.Second)
+	}
+	o.Named = r.oneIn(8)
+	o.RefuseSuccessors = r.oneIn(16)
+	o.Mode = pick(r, Auto, Auto, Auto, Auto, Auto, Auto, Auto, Disabled)
+}
+
+func (s *simScript) generateLink(r simDice) (l simLink) {
+	way := []time.Duration{0, 0, 0, 50 * us, 200 * us, ms, 5 * ms}
+	l.dial, l.up, l.down = pick(r, way...), pick(r, way...), pick(r, way...)
+	l.socket = !r.oneIn(4)
+	l.timeless = r.oneIn(10)
+	if r.oneIn(5) {
+		for range 1 + r.IntN(4) {
+			l.pieces = append(l.pieces, 1+r.IntN(pick(r, 3, 30, 300)))
+		}
+	}
+	if r.oneIn(6) {
+		l.writeMax = 1 + r.IntN(pick(r, 20, 2000))
+		if !l.socket && r.oneIn(2) {
+			l.writePause = r.span(ms)
+		}
+	}
+	l.refuses = r.oneIn(12)
+	if s.profile != simFaulty {
+		return l
+	}
+	l.protocol2 = r.oneIn(25)
+	l.dial = pick(r, l.dial, l.dial, l.dial, 30*ms)
+	l.cutBy = pick(r, simReset, simReset, simClosed, simHalf, simHole)
+	switch r.IntN(6) {
+	case 0:
+		l.cutUp = 1 + r.IntN(pick(r, 400, 2000, 10000, 100000))
+	case 1:
+		l.cutDown = 1 + r.IntN(pick(r, 200, 1000, 5000, 100000))
+	}
+	return l
+}
+
+func (s *simScript) generateCaller(r simDice, pace time.Duration) (c simCaller) {
+	c.at = r.span(pick(r, 0, 10*ms, 5*pace))
+	patience := pick(r, 0, 3*ms, 30*ms, time.Hour)
+	n := 1 + r.IntN(24)
+	large := r.oneIn(4)
+	switch r.IntN(12) {
+	case 0, 1:
+		c.kind, n = simPopper, 1+n/3
+	case 2, 3:
+		c.kind, n = simSubscriber, 1
+		c.topic = pick(r, "", "", "p", "s")
+		for range 1 + r.IntN(2) {
+			if name := pick(r, "c1", "c2", "c11"); c.topic != "p" && !slices.Contains(c.names, name) {
+				c.names = append(c.names, name)
+			}
+		}
+		if c.topic == "p" {
+			c.names = []string{pick(r, simPatterns...)}
+		}
+	case 4:
+		c.kind, n = simSessions, 1+n/4
+	case 5:
+		c.kind, n = simWatcher, 1+n/4
+	}
+	for range n {
+		st := simStep{think: r.span(pace), n: 1 + r.IntN(6), key: r.IntN(4), patience: r.span(max(patience, us)) + us}
+		if patience == 0 {
+			st.patience = 0
+		}
+		if r.oneIn(40) {
+			st.patience = -1
+		}
+		switch c.kind {
+		case simOrdinary:
+			st.what = pick(r, simEcho, simEcho, simEcho, simGet, simSet, simIncr, simIncr, simAppend, simBatch, simTx, simPush, simPublish, simPublish)
+			if large && r.oneIn(8) {
+				st.what, st.n = simLarge, pick(r, 20<<10, 70<<10, 200<<10)
+			}
+		case simPopper:
+			st.what, st.n = simPop, pick(r, 0, 5, 50, 300) // milliseconds
+			if st.n == 0 && (st.patience == 0 || st.patience > time.Second) {
+				st.patience = r.span(400 * ms)
+			}
+		case simSubscriber:
+			st.what, st.n = simListen, pick(r, 0, 0, 0, 5, 40) // milliseconds for each message
+		case simSessions:
+			st.what, st.n = simSession, r.IntN(5)
+		case simWatcher:
+			st.what = simWatch
+		}
+		c.steps = append(c.steps, st)
+	}
+	return c
+}
+
+func (s *simScript) generateActions(r simDice, length time.Duration) {
+	at, seq := time.Duration(0), r.IntN(3)
+	length = max(length, 20*ms)
+	for range 1 + r.IntN(7) {
+		at += r.span(length / 3)
+		node := pick(r, 0, 0, 1, 2)
+		if s.profile == simFaulty && r.oneIn(2) {
+			s.generateFault(r, at, node)
+			continue
+		}
+		switch r.IntN(8) {
+		case 0, 1, 2, 3, 4:
+			s.generateMove(r, at, node, &seq)
+		case 5, 6:
+			a := simAction{at: at, what: simSays, node: node, frame: s.generateFrame(r, &seq), again: r.oneIn(4)}
+			s.actions = append(s.actions, a)
+		case 7:
+			s.actions = append(s.actions, simAction{at: at, what: simRenew, last: pick(r, ms, 100*ms, 5*time.Second)})
+		}
+	}
+	if r.oneIn(10) {
+		s.actions = append(s.actions, pick(r, simAction{at: r.span(at + length), what: simClose},
+			simAction{at: r.span(at + length), what: simShutdown, last: pick(r, 0, ms, 100*ms, 5*time.Second)}))
+	}
+	slices.SortStableFunc(s.actions, func(a, b simAction) int { return int(a.at - b.at) })
+}
+
+// number is the next number of an announcement, or what a server should not say.
+func (r simDice) number(seq *int) string {
+	if *seq++; !r.oneIn(6) {
+		return fmt.Sprintf(":%d\r\n", *seq)
+	}
+	return pick(r, fmt.Sprintf(":%d\r\n", *seq-1), fmt.Sprintf(":%d\r\n", *seq-2), fmt.Sprintf("+%d\r\n", *seq), "_\r\n", ":-7\r\n", ":4611686018427387904\r\n", "$3\r\nabc\r\n")
+}
+
+func simBulk(text string) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(text), text) }
+
+func (s *simScript) generateMove(r simDice, at time.Duration, node int, seq *int) {
+	number := r.number(seq)
+	seconds := r.IntN(4)
+	written := fmt.Sprintf(":%d\r\n", seconds)
+	if r.oneIn(16) {
+		written = pick(r, ":-5\r\n", "_\r\n", ":1000000000000\r\n")
+	}
+	successor := simBulk(simAddr((node + 1 + r.IntN(simNodes-1)) % simNodes))
+	if r.oneIn(3) {
+		successor = pick(r, "_\r\n", simBulk("?"), simBulk(""), simBulk(simAddr(node)), simBulk("10.8.8.8:1"), simBulk(simDeadAddr), simBulk("null"), ":5\r\n")
+	}
+	frame := ">4\r\n" + pick(r, "$6\r\nMOVING\r\n", "+moving\r\n", "$6\r\nMOVING\r\n") + number + written + successor
+	a := simAction{at: at, what: simMoving, node: node, frame: frame, again: r.oneIn(2), last: time.Duration(seconds)*time.Second + r.span(time.Second)}
+	if !r.oneIn(3) {
+		a.how = pick(r, simClosed, simClosed, simReset)
+	}
+	s.actions = append(s.actions, a)
+	for r.oneIn(4) { // the same once more, from the same node or another
+		a := simAction{at: at + r.span(300*ms), what: simSays, node: pick(r, node, r.IntN(simNodes)), frame: frame}
+		s.actions = append(s.actions, a)
+	}
+	if s.opts.Named && !r.oneIn(4) {
+		hosts := []int{(node + 1) % simNodes}
+		s.actions = append(s.actions, simAction{at: at + r.span(a.last+500*ms), what: simDNS, hosts: hosts})
+	}
+}
+
+// generateFrame is any other frame.
+func (s *simScript) generateFrame(r simDice, seq *int) string {
+	name := pick(r, "MIGRATING", "MIGRATED", "FAILING_OVER", "FAILED_OVER", "SMIGRATING", "SMIGRATED")
+	switch {
+	case r.oneIn(6):
+		return pick(r, ">2\r\n+foo\r\n_\r\n", ">1\r\n+MOVING\r\n", ">2\r\n+MOVING\r\n*1\r\n:1\r\n", ">3\r\n+MIGRATING\r\n%0\r\n~0\r\n",
+			">5\r\n$6\r\nMOVING\r\n:1\r\n:1\r\n*0\r\n_\r\n", ">3\r\n$7\r\nmessage\r\n$1\r\nx\r\n$1\r\ny\r\n", ">1\r\n:7\r\n")
+	case strings.HasSuffix(name, "ED") || strings.HasSuffix(name, "_OVER") && strings.HasPrefix(name, "FAILED"):
+		return ">3\r\n" + simBulk(name) + r.number(seq) + simBulk(`["27"]`)
+	case name == "SMIGRATING":
+		return ">3\r\n" + simBulk(name) + r.number(seq) + simBulk("8892-8991")
+	}
+	return ">4\r\n" + simBulk(name) + r.number(seq) + fmt.Sprintf(":%d\r\n", r.IntN(4)) + simBulk(`["27"]`)
+}
+
+func (s *simScript) generateFault(r simDice, at time.Duration, node int) {
+	a := simAction{at: at, what: simTroubled, node: node, last: r.span(pick(r, 10*ms, 100*ms, time.Second))}
+	switch r.IntN(11) {
+	case 0, 1:
+		a.what, a.last, a.how = simCut, 0, pick(r, simReset, simReset, simClosed, simHalf, simHole)
+	case 2:
+		a.state = simRefuses
+	case 3:
+		a.state = simStalls
+	case 4:
+		a.state = simFrozen
+	case 5:
+		a.state = simLoading
+	case 6:
+		a.state = simReadOnly
+		if r.oneIn(2) {
+			s.actions = append(s.actions, simAction{at: at, what: simSays, node: node, frame: ">4\r\n" + simBulk("FAILING_OVER") + ":100\r\n:1\r\n" + simBulk(`["27"]`)})
+		}
+	case 7:
+		a.state = simMasterDown
+	case 8, 9:
+		a.state, a.delay, a.late = simSlow, pick(r, ms, 10*ms, 80*ms), r.oneIn(2)
+	case 10: // restarted in place
+		a.state = simRefuses
+		s.actions = append(s.actions, simAction{at: at, what: simCut, node: node, how: simReset})
+	}
+	s.actions = append(s.actions, a)
+}
+
+// --- playing ---
+
+// simCall is a call as it went.
+type simCall struct {
+	caller, index int
+	what          simWhat
+	name          string // of one command on a session; else empty
+	tokens        []string
+	began, ended  time.Duration
+	limit         time.Duration // when its context ends; never, if it does not
+	blocks        time.Duration // that it may take by itself
+	over          bool
+	err           error
+	replies       []string // for each token, as simText writes it; empty: none came
+	want          int      // commands, as Stats counts them
+	session       int      // the number of the session; 0: none
+	watched       bool     // an EXEC behind a WATCH
+}
+
+const simForever = time.Duration(1<<63 - 1)
+
+// simHeard is what a subscriber heard.
+type simHeard struct {
+	at      time.Duration
+	channel string
+	payload string // empty: it is a gap
+	missed  int
+}
+
+// simListener is a subscription as it went.
+type simListener struct {
+	caller           int
+	kind             string
+	names            []string
+	began, confirmed time.Duration
+	closed           time.Duration // no more was received from then on
+	heard            []simHeard
+	err              error // of the call, or how it ended
+}
+
+// simRun is a script being played, and its history.
+type simRun struct {
+	s *simScript
+	w *simWorld
+	c *Client
+
+	mu        sync.Mutex
+	calls     []*simCall
+	listeners []*simListener
+	events    []Event
+	traces    []*simTrace
+	closing   time.Duration // Close or Shutdown was called
+	dialled   time.Duration // Dial returned
+	dialErrs  []error
+	stats     Stats // when all had become quiet
+	broken    []string
+	final     error // of a command when all is well again
+}
+
+// simTrace is what the machine of a bridge was told and said.
+type simTrace struct {
+	b     *bridge
+	steps []simMachineStep
+}
+
+type simMachineStep struct {
+	at      time.Duration
+	before  handoff
+	e       happening
+	t       tick
+	a       action
+	number  uint64 // of the announcement that was joined last
+	renewal bool
+	empty   bool   // nothing is in flight on the current connection
+	cur     bool   // there is one
+	attempt uint64 // of its dial
+}
+
+// simRunning finds the run that a client belongs to, by its Logger.
+var simRunning sync.Map
+
+func init() {
+	others := inspect
+	inspect = func(b *bridge) {
+		if others != nil {
+			others(b)
+		}
+		if x, ok := simRunning.Load(b.c.opts.Logger); ok {
+			x.(*simRun).trace(b)
+		}
+	}
+}
+
+func (x *simRun) trace(b *bridge) {
+	tr := &simTrace{b: b}
+	x.mu.Lock()
+	x.traces = append(x.traces, tr)
+	x.mu.Unlock()
+	b.traced = func(before handoff, e happening, t tick, a action) { // under the bridge's lock
+		st := simMachineStep{at: x.w.now(), before: before, e: e, t: t, a: a, number: b.quest.number, renewal: b.quest.renewal}
+		if st.cur = b.cur != nil; st.cur {
+			st.empty, st.attempt = b.cur.inFlight.empty(), b.cur.attempt
+		}
+		tr.steps = append(tr.steps, st)
+	}
+}
+
+// break_ notes that something is not as it must be.
+func (x *simRun) breaks(format string, args ...any) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.broken = append(x.broken, fmt.Sprintf(format, args...))
+}
+
+// options are the client's.
+func (x *simRun) options(t *testing.T) (Options, *zone) {
+	so := &x.s.opts
+	logger := slog.New(slog.DiscardHandler)
+	o := Options{Addr: simAddr(0), Dialer: x.w.dial, Conns: so.Conns, Timeout: so.Timeout, DialTimeout: so.DialTimeout, KeepAlive: so.KeepAlive,
+		MaxAge: so.MaxAge, MaxBacklog: so.MaxBacklog, MaxInFlight: so.MaxInFlight, MaxDedicated: so.MaxDedicated, MaxMessages: so.MaxMessages, Logger: logger}
+	if so.FailFast {
+		o.Backlog = FailFast
+	}
+	o.Maintenance = Maintenance{Mode: so.Mode, HoldCap: so.HoldCap, RelaxedTimeout: so.Relaxed, RelaxedWindowMax: so.WindowMax, PostEventRelaxed: so.PostEvent}
+	if so.RefuseSuccessors {
+		o.Maintenance.AllowSuccessor = func(string) bool { return false }
+	}
+	o.OnEvent = func(e Event) {
+		x.mu.Lock()
+		x.events = append(x.events, e)
+		x.mu.Unlock()
+	}
+	var z *zone
+	if so.Named {
+		z = newZone(t, simAddr(0))
+		o.Addr, o.Resolver = zoneAddr, z.resolver()
+	}
+	return o, z
+}
+
+// simPlay plays a script, in a bubble, and judges it.
+func simPlay(t *testing.T, s *simScript) *simRun {
+	x := &simRun{s: s, w: newSimWorld(s), closing: simForever}
+	o, z := x.options(t)
+	simRunning.Store(o.Logger, x)
+	defer simRunning.Delete(o.Logger)
+	var err error
+	for range 20 { // a link may be cut in the handshake
+		x.c, err = Dial(background, o)
+		if err == nil {
+			break
+		}
+		x.dialErrs = append(x.dialErrs, err)
+		time.Sleep(ms)
+	}
+	if err != nil {
+		x.judgeDials()
+		return x
+	}
+	x.dialled = x.w.now()
+	defer func() {
+		x.c.Close()
+		time.Sleep(time.Minute) // for what lingers: dials without an end, links' last bytes
+		x.judgeLeaks()
+	}()
+	quiet, hush := context.WithCancel(background)
+	var wg, listeners sync.WaitGroup
+	for i := range s.callers {
+		if wait := &wg; s.callers[i].kind == simSubscriber {
+			listeners.Go(func() { x.play(quiet, i) })
+		} else {
+			wait.Go(func() { x.play(quiet, i) })
+		}
+	}
+	go x.act(z)
+	ended := later(func() bool { wg.Wait(); return true })
+	time.Sleep(s.calm + ms - min(x.dialled, s.calm))
+	if z != nil {
+		z.set(simAddr(0), simAddr(1), simAddr(2))
+	}
+	done := make(chan struct{})
+	go func() { ended(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(x.s.bound()):
+		x.breaks("1: a call has not ended %v after all was well again", x.s.bound())
+	}
+	time.Sleep(x.s.bound())
+	synctest.Wait()
+	if !s.closes() {
+		x.finish()
+	}
+	hush()
+	listeners.Wait()
+	x.stats = x.c.Stats()
+	x.judge()
+	return x
+}
+
+// bound is how long everything takes at most to become quiet again, when all is well.
+func (s *simScript) bound() time.Duration {
+	d := time.Minute
+	for _, a := range s.actions {
+		if strings.Contains(a.frame, ":1000000000000\r\n") { // an hour is the most that is believed
+			d = 2*time.Hour + time.Minute
+		}
+	}
+	return d
+}
+
+func (s *simScript) closes() bool {
+	return slices.ContainsFunc(s.actions, func(a simAction) bool { return a.what == simClose || a.what == simShutdown })
+}
+
+// finish is what must go well when all is well again.
+func (x *simRun) finish() {
+	for try := range 5 { // a link may end with a byte that was not reached before
+		x.final = x.c.Do(background, "ECHO", "~final."+strconv.Itoa(try)).Err()
+		if x.final == nil {
+			break
+		}
+		time.Sleep(2 * time.Second)
+	}
+	for _, name := range []string{"c1", "c2", "c11"} {
+		for range 2 {
+			x.w.do(func() {
+				x.w.publishLocked("", name, fmt.Sprintf("~last.%d", len(x.w.published)))
+				x.w.publishLocked("s", name, fmt.Sprintf("~last.%d", len(x.w.published)))
+			})
+		}
+	}
+	time.Sleep(10 * time.Second)
+}
+
+// act carries out the script's actions.
+func (x *simRun) act(z *zone) {
+	w := x.w
+	for i := range x.s.actions {
+		a := &x.s.actions[i]
+		time.Sleep(a.at - w.now())
+		n := w.nodes[a.node]
+		switch a.what {
+		case simMoving:
+			w.do(func() {
+				m := &simMove{[]byte(a.frame), w.now() + a.last, a.again}
+				n.announced = append(n.announced, m)
+				n.pushLocked(w, m.frame)
+				if a.how != simAlive {
+					w.afterLocked(a.last, func() { n.cutLocked(w, a.how, "the window is over", true) })
+				}
+			})
+		case simSays:
+			w.do(func() {
+				n.pushLocked(w, []byte(a.frame))
+				if a.again {
+					n.parting = append(n.parting, []byte(a.frame))
+				}
+			})
+		case simCut:
+			w.do(func() { n.cutLocked(w, a.how, "the script cuts it", false) })
+		case simTroubled:
+			w.do(func() {
+				if a.state == simSlow {
+					n.delay, n.late = a.delay, a.late
+				}
+				n.troubleLocked(w, a.state, 1)
+				w.afterLocked(a.last, func() { n.troubleLocked(w, a.state, -1) })
+			})
+		case simDNS:
+			var addrs []string
+			for _, h := range a.hosts {
+				addrs = append(addrs, simAddr(h))
+			}
+			if z != nil {
+				z.set(addrs...)
+			}
+		case simRenew:
+			go func() {
+				ctx, cancel := contextFor(a.last)
+				defer cancel()
+				x.c.Renew(ctx)
+			}()
+		case simClose, simShutdown:
+			x.mu.Lock()
+			x.closing = min(x.closing, w.now())
+			x.mu.Unlock()
+			if a.what == simClose {
+				x.c.Close()
+				continue
+			}
+			go func() {
+				ctx, cancel := contextFor(a.last)
+				defer cancel()
+				x.c.Shutdown(ctx)
+			}()
+		}
+	}
+}
+
+var simFill = strings.Repeat("x", 200<<10)
+
+// begin is a call that begins.
+func (x *simRun) begin(caller, index int, what simWhat, limit time.Duration, tokens ...string) *simCall {
+	call := &simCall{caller: caller, index: index, what: what, limit: limit, tokens: tokens, want: len(tokens), began: x.w.now(), replies: make([]string, len(tokens))}
+	x.mu.Lock()
+	x.calls = append(x.calls, call)
+	x.mu.Unlock()
+	return call
+}
+
+func (x *simRun) end(call *simCall, err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	call.err, call.ended, call.over = err, x.w.now(), true
+}
+
+// single is a command that is given alone.
+func (x *simRun) single(call *simCall, do func(context.Context, ...any) Reply, ctx context.Context, args ...any) Reply {
+	r := do(ctx, args...)
+	err := r.Err()
+	if e, ok := err.(*ServerError); ok {
+		call.replies[0], err = simText(e), nil
+	} else if err == nil {
+		call.replies[0] = simReplyText(r)
+	}
+	x.end(call, err)
+	return r
+}
+
+// simReplyText writes a reply as simText writes what the server answered.
+func simReplyText(r Reply) string {
+	switch r.Kind() {
+	case KindNull:
+		return "_"
+	case KindString:
+		text, _ := r.Text()
+		return "$" + text
+	case KindStatus:
+		text, _ := r.Text()
+		return "+" + text
+	case KindInt:
+		n, _ := r.Int64()
+		return ":" + strconv.FormatInt(n, 10)
+	case KindError:
+		return "-" + r.Err().Error()
+	case KindArray:
+		elems, _ := r.Elems()
+		texts := make([]string, len(elems))
+		for i := range elems {
+			texts[i] = simReplyText(elems[i])
+		}
+		return "[" + strings.Join(texts, " ") + "]"
+	}
+	return fmt.Sprintf("%v?", r.Kind())
+}
+
+// play is what a caller does.
+func (x *simRun) play(quiet context.Context, i int) {
+	c := &x.s.callers[i]
+	time.Sleep(c.at)
+	for j := range c.steps {
+		st := &c.steps[j]
+		time.Sleep(st.think)
+		ctx, cancel, limit := background, context.CancelFunc(func() {}), simForever
+		switch {
+		case st.patience > 0:
+			ctx, cancel = contextFor(st.patience)
+			limit = x.w.now() + st.patience
+		case st.patience < 0:
+			ctx, cancel = context.WithCancel(ctx)
+			cancel()
+			limit = x.w.now()
+		}
+		x.step(quiet, ctx, i, j, st, limit)
+		cancel()
+	}
+}
+
+func (x *simRun) step(quiet, ctx context.Context, i, j int, st *simStep, limit time.Duration) {
+	token := fmt.Sprintf("~%d.%d", i, j)
+	key := "k" + strconv.Itoa(st.key)
+	do := x.c.Do
+	begin := func(tokens ...string) *simCall { return x.begin(i, j, st.what, limit, tokens...) }
+	switch st.what {
+	case simEcho:
+		x.single(begin(token), do, ctx, "ECHO", token)
+	case simLarge:
+		x.single(begin(token), do, ctx, "ECHO", token+"|"+simFill[:st.n])
+	case simGet:
+		x.single(begin(token), do, ctx, "GET", key, token)
+	case simSet:
+		x.single(begin(token), do, ctx, "SET", key, token)
+	case simIncr:
+		x.single(begin(token), do, ctx, "INCR", "n"+key, token)
+	case simPush:
+		x.single(begin(token), do, ctx, "RPUSH", "l"+key, token)
+	case simPublish:
+		kind, channel := "PUBLISH", []string{"c1", "c2", "c11"}[st.key%3]
+		if st.n == 1 {
+			kind = "SPUBLISH"
+		}
+		x.single(begin(token), do, ctx, kind, channel, token)
+	case simPop:
+		call := begin(token)
+		if call.blocks = time.Duration(st.n) * ms; st.n == 0 {
+			call.blocks = maxSpan
+		}
+		x.single(call, do, ctx, "BLPOP", "l"+key, token, float64(st.n)/1000)
+	case simAppend:
+		call := begin(token)
+		text, err := x.c.DoAppend(ctx, make([]byte, 3, 64), "ECHO", token)
+		if e, ok := err.(*ServerError); ok {
+			call.replies[0], err = simText(e), nil
+		} else if err == nil {
+			call.replies[0] = "$" + string(text[3:])
+		}
+		x.end(call, err)
+	case simBatch:
+		x.batch(ctx, begin, x.c.DoBatch, token, st)
+	case simTx:
+		x.batch(ctx, begin, x.c.DoTx, token, st)
+	case simListen:
+		x.listen(quiet, ctx, i, st)
+	case simSession:
+		x.session(ctx, i, j, st, limit)
+	case simWatch:
+		x.watch(ctx, begin, token, key)
+	}
+}
+
+// batch gives a batch, or a transaction.
+func (x *simRun) batch(ctx context.Context, begin func(...string) *simCall, do func(context.Context, *Batch) ([]Reply, error), token string, st *simStep) *simCall {
+	var b Batch
+	var tokens []string
+	for k := range st.n {
+		name := token + "." + strconv.Itoa(k)
+		tokens = append(tokens, name)
+		switch (st.key + k) % 3 {
+		case 0:
+			b.Add("ECHO", name)
+		case 1:
+			b.Add("INCR", "n"+strconv.Itoa(st.key), name)
+		case 2:
+			b.Add("SET", "k"+strconv.Itoa(st.key), name)
+		}
+	}
+	call := begin(tokens...)
+	if st.what == simTx {
+		call.want += 2
+	}
+	replies, err := do(ctx, &b)
+	for k := range min(len(replies), len(tokens)) {
+		if e := replies[k].Err(); e == nil {
+			call.replies[k] = simReplyText(replies[k])
+		} else if e, ok := e.(*ServerError); ok {
+			call.replies[k] = simText(e)
+		}
+	}
+	x.end(call, err)
+	return call
+}
+
+// listen is a subscription, until all is quiet.
+func (x *simRun) listen(quiet, ctx context.Context, i int, st *simStep) {
+	c := &x.s.callers[i]
+	l := &simListener{caller: i, kind: c.topic, names: c.names, began: x.w.now(), closed: simForever}
+	x.mu.Lock()
+	x.listeners = append(x.listeners, l)
+	x.mu.Unlock()
+	var s *Subscription
+	switch c.topic {
+	case "":
+		s, l.err = x.c.Subscribe(ctx, c.names...)
+	case "p":
+		s, l.err = x.c.PSubscribe(ctx, c.names...)
+	case "s":
+		s, l.err = x.c.SSubscribe(ctx, c.names...)
+	}
+	l.confirmed = x.w.now()
+	if l.err != nil {
+		return
+	}
+	for m, err := range s.All(quiet) {
+		switch gap, isGap := err.(*GapError); {
+		case isGap:
+			l.heard = append(l.heard, simHeard{at: x.w.now(), missed: gap.Missed})
+		case err != nil:
+			l.err = err
+		default:
+			l.heard = append(l.heard, simHeard{at: x.w.now(), channel: m.Channel, payload: string(m.Payload)})
+			time.Sleep(time.Duration(st.n) * ms)
+		}
+	}
+	l.closed = x.w.now()
+	s.Close()
+}
+
+var simSessionNumbers atomic.Int64
+
+// simOnSession are the commands that are given on sessions. A % is a token, K a key.
+var simOnSession = [][]string{
+	{"WATCH K %", "GET K %", "MULTI %", "SET K %", "EXEC %"},
+	{"SELECT 1 %", "SET K %", "GET K %", "SELECT 0 %"},
+	{"GET K %", "BLPOP lK % 0.02", "GET K %"},
+	{"WATCH K %", "tx", "GET K %"},
+	{"MULTI %", "INCR nK %", "DISCARD %", "INCR nK %"},
+}
+
+// session is a session with a few commands.
+func (x *simRun) session(ctx context.Context, i, j int, st *simStep, limit time.Duration) {
+	open := x.begin(i, j, simSession, limit)
+	s, err := x.c.Session(ctx)
+	x.end(open, err)
+	if err != nil {
+		return
+	}
+	defer s.Close()
+	number := int(simSessionNumbers.Add(1))
+	open.session = number
+	key, watched := "k"+strconv.Itoa(st.key), false
+	for k, command := range simOnSession[st.n%len(simOnSession)] {
+		time.Sleep(st.think / 4)
+		token := fmt.Sprintf("~%d.%d.s%d", i, j, k)
+		if command == "tx" {
+			x.batch(ctx, func(tokens ...string) *simCall {
+				call := x.begin(i, j, simTx, limit, tokens...)
+				call.session, call.watched, call.name = number, true, "tx"
+				return call
+			}, s.DoTx, token, &simStep{what: simTx, n: 2, key: st.key})
+			continue
+		}
+		args := []any{}
+		for word := range strings.FieldsSeq(command) {
+			args = append(args, strings.ReplaceAll(strings.ReplaceAll(word, "K", key), "%", token))
+		}
+		args[0] = strings.Fields(command)[0]
+		call := x.begin(i, j, simSession, limit, token)
+		call.session, call.name = number, args[0].(string)
+		if call.watched = watched && call.name == "EXEC"; call.name == "BLPOP" {
+			call.blocks = 20 * ms
+		}
+		x.single(call, s.Do, ctx, args...)
+		watched = watched || call.name == "WATCH"
+	}
+}
+
+// watch is a call of Watch.
+func (x *simRun) watch(ctx context.Context, begin func(...string) *simCall, token, key string) {
+	whole := begin()
+	tries := 0
+	var last *simCall
+	replies, err := x.c.Watch(ctx, []string{key}, func(s *Session, b *Batch) error {
+		if tries++; last != nil {
+			x.end(last, ErrTxAborted) // or Watch would not have begun again
+			last = nil
+		}
+		get, set := fmt.Sprintf("%s.g%d", token, tries), fmt.Sprintf("%s.w%d", token, tries)
+		call := begin(get)
+		call.session = -1
+		if err := x.single(call, s.Do, ctx, "GET", key, get).Err(); err != nil {
+			return err
+		}
+		last = begin(set)
+		last.session, last.want, last.watched = -1, 3, true
+		b.Add("SET", key, set)
+		return nil
+	})
+	if last != nil {
+		if err == nil && len(replies) == 1 {
+			last.replies[0] = simReplyText(replies[0])
+		}
+		x.end(last, err)
+	}
+	x.end(whole, err)
+}
+
+// --- the test ---
+
+// TestSimulation plays scenarios, on all processors. One that fails is shortened and printed.
+func TestSimulation(t *testing.T) {
+	if *simRepeat > 0 {
+		simRepeated(t)
+		return
+	}
+	runs, seed, until := *simRuns, *simSeed, time.Now().Add(100*time.Hour)
+	switch {
+	case runs == 0 && seed != 0:
+		runs = 1
+	case runs == 0: // as many as a few seconds allow, however slow the machine is, and with the race detector
+		runs, until = 1<<30, time.Now().Add(10*time.Second)
+		if testing.Short() {
+			until = time.Now().Add(2 * time.Second)
+		}
+	}
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	var next, scenarios, calls, handoffs atomic.Int64
+	t.Run("all", func(t *testing.T) {
+		for worker := range runtime.GOMAXPROCS(0) {
+			t.Run(strconv.Itoa(worker), func(t *testing.T) {
+				t.Parallel()
+				for {
+					n := next.Add(1) - 1
+					if n >= int64(runs) || time.Now().After(until) {
+						return
+					}
+					s := simGenerate(seed + uint64(n))
+					x := simOne(t, s)
+					scenarios.Add(1)
+					calls.Add(int64(len(x.calls)))
+					handoffs.Add(int64(x.stats.Handoffs))
+					if len(x.broken) > 0 {
+						next.Store(int64(runs))
+						t.Error(simReport(t, s, x))
+					}
+				}
+			})
+		}
+	})
+	violations := "0 violations"
+	if t.Failed() {
+		violations = "FAILED"
+	}
+	line := fmt.Sprintf("%d scenarios from seed %d on, %d calls, %d handoffs, %s", scenarios.Load(), seed, calls.Load(), handoffs.Load(), violations)
+	t.Log(line)
+	fmt.Println(line)
+}
+
+// simOne plays a script in a bubble of its own. What is left running there is a violation, too.
+func simOne(t *testing.T, s *simScript) (x *simRun) {
+	defer func() {
+		if r := recover(); r != nil {
+			x = &simRun{s: s, broken: []string{fmt.Sprintf("12: %v", r)}}
+		}
+	}()
+	synctest.Test(t, func(t *testing.T) { x = simPlay(t, s) })
+	return x
+}
+
+// simRepeated plays one scenario again and again.
+func simRepeated(t *testing.T) {
+	failed := 0
+	var kinds []string
+	var first *simRun
+	for range *simRepeat {
+		if x := simOne(t, simGenerate(*simSeed)); len(x.broken) > 0 {
+			failed++
+			if first == nil {
+				first = x
+			}
+			if !slices.Contains(kinds, x.broken[0]) && len(kinds) < 10 {
+				kinds = append(kinds, x.broken[0])
+			}
+		}
+	}
+	fmt.Printf("seed %d fails %d times of %d\n", *simSeed, failed, *simRepeat)
+	if failed > 0 {
+		t.Errorf("%s\n%s", strings.Join(kinds, "\n"), simReport(t, first.s, first))
+	}
+}
+
+// simReport is what is printed of a failure: the script, shortened as far as time allows, what is wrong, and the history.
+func simReport(t *testing.T, s *simScript, x *simRun) string {
+	until := time.Now().Add(*simShrink)
+	fails := func(s *simScript) bool {
+		for range 4 { // the order of goroutines is the runtime's
+			if time.Now().After(until) {
+				return false
+			}
+			if y := simOne(t, s); len(y.broken) > 0 && y.w != nil {
+				x = y
+				return true
+			}
+		}
+		return false
+	}
+	short := simShorten(s, fails)
+	if short != s {
+		s = x.s
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "seed %d: %s\n", s.seed, strings.Join(x.broken, "\n  "))
+	fmt.Fprintf(&b, "run it again: go test -run TestSimulation -sim.seed=%d -sim.repeat=100\nthe script, shortened:\n%v", s.seed, s)
+	if x.w != nil {
+		fmt.Fprintf(&b, "what happened:\n%s", x.history())
+	}
+	return b.String()
+}
+
+// simShorten drops what a script fails without: half of the callers, actions and steps at first, then ever fewer at a time.
+func simShorten(s *simScript, fails func(*simScript) bool) *simScript {
+	for again := true; again; {
+		again = false
+		cur := s
+		try := func(n int, drop func(s *simScript, from, to int)) {
+			for size := max(n/2, 1); size >= 1; size /= 2 {
+				for from := 0; from < n; {
+					to := min(from+size, n)
+					candidate := cur.clone()
+					if drop(candidate, from, to); fails(candidate) {
+						cur, n, again = candidate, n-(to-from), true
+					} else {
+						from = to
+					}
+				}
+			}
+		}
+		try(len(cur.callers), func(s *simScript, from, to int) { s.callers = slices.Delete(s.callers, from, to) })
+		try(len(cur.actions), func(s *simScript, from, to int) { s.actions = slices.Delete(s.actions, from, to) })
+		for i := range cur.callers {
+			try(len(cur.callers[i].steps), func(s *simScript, from, to int) { s.callers[i].steps = slices.Delete(s.callers[i].steps, from, to) })
+		}
+		s = cur
+	}
+	return s
+}
+
+func (s *simScript) clone() *simScript {
+	c := *s
+	c.callers, c.actions = slices.Clone(s.callers), slices.Clone(s.actions)
+	for i := range c.callers {
+		c.callers[i].steps = slices.Clone(c.callers[i].steps)
+	}
+	return &c
+}
+
+// history is what happened, in its order.
+func (x *simRun) history() string {
+	type note struct {
+		at   time.Duration
+		text string
+	}
+	var notes []note
+	add := func(at time.Duration, format string, args ...any) {
+		notes = append(notes, note{at, fmt.Sprintf(format, args...)})
+	}
+	for _, c := range x.calls {
+		add(c.began, "caller %d: %s %s begins, tokens %v", c.caller, simWhatNames[c.what], c.name, c.tokens)
+		if c.over {
+			add(c.ended, "caller %d: %s %s ends, tokens %v: %.200q, %v", c.caller, simWhatNames[c.what], c.name, c.tokens, c.replies, c.err)
+		}
+	}
+	for _, e := range x.w.executions {
+		add(e.at, "connection %d, node %d: executed %s %s: %.100q, transaction %d", e.conn.id, e.conn.node.id, e.name, e.token, e.reply, e.tx)
+	}
+	for _, c := range x.w.conns {
+		add(c.opened, "connection %d to node %d, link %d", c.id, c.node.id, slices.IndexFunc(x.s.links, func(l simLink) bool { return reflect.DeepEqual(l, *c.link) }))
+		if c.ending != simAlive {
+			add(c.endedAt, "connection %d is %s: %s", c.id, simEndingNames[c.ending], c.why)
+		}
+		if c.closed {
+			add(c.closedAt, "connection %d is closed by the client", c.id)
+		}
+	}
+	for token, touches := range x.w.touched {
+		for _, t := range touches {
+			add(t.at, "connection %d accepted %s", t.conn.id, token)
+		}
+	}
+	for _, d := range x.w.dials {
+		if d.err != nil {
+			add(d.over, "the dial of %s from %v on failed: %v", d.addr, d.at, d.err)
+		}
+	}
+	for _, e := range x.events {
+		add(e.Time.Sub(x.w.began), "event: %s %s, %s %s seq %d, window %v, phase %v, held %d, %v", e.Kind, e.Addr, e.Notification, e.Successor, e.Seq, e.Window, e.Phase, e.Held, e.Err)
+	}
+	for _, l := range x.listeners {
+		add(l.began, "caller %d subscribes to %q %v", l.caller, l.kind, l.names)
+		add(l.confirmed, "caller %d is subscribed: %v", l.caller, l.err)
+		for _, h := range l.heard {
+			add(h.at, "caller %d hears %s %s %d", l.caller, h.channel, h.payload, h.missed)
+		}
+	}
+	for i := range x.s.actions {
+		add(x.s.actions[i].at, "script: %s", x.s.actions[i].String())
+	}
+	slices.SortStableFunc(notes, func(a, b note) int { return int(min(max(a.at-b.at, -1), 1)) })
+	var b strings.Builder
+	for _, n := range notes {
+		fmt.Fprintf(&b, "  %12v %s\n", n.at, n.text)
+	}
+	return b.String()
+}
+
+// TestSimulationScripts: a script is the seed's alone.
+func TestSimulationScripts(t *testing.T) {
+	for seed := range uint64(200) {
+		a, b := simGenerate(seed), simGenerate(seed)
+		if !reflect.DeepEqual(a, b) || a.String() != b.String() {
+			t.Fatalf("seed %d has two scripts:\n%v\n%v", seed, a, b)
+		}
+		if c := simGenerate(seed + 1); reflect.DeepEqual(a.callers, c.callers) {
+			t.Errorf("seeds %d and %d have the same callers", seed, seed+1)
+		}
+	}
+}
+
+var _ = net.ErrClosed
+var _ = os.ErrClosed
