@@ -17,14 +17,14 @@ type simModel struct {
 	*simRun
 	executed map[string][]int // where in w.executions a token is
 	byToken  map[string]*simCall
+	nameless map[*simConn]bool   // what a connection was given the beginning of is known, see begunBy
 	owner    map[*simConn]string // what a connection carries: "" for ordinary commands, else whose it is
-	lost     []time.Duration     // handoffs' own, see phases
 }
 
 func (x *simRun) judge() {
 	x.w.mu.Lock()
 	defer x.w.mu.Unlock()
-	m := &simModel{simRun: x, executed: map[string][]int{}, byToken: map[string]*simCall{}, owner: map[*simConn]string{}}
+	m := &simModel{simRun: x, executed: map[string][]int{}, byToken: map[string]*simCall{}, owner: map[*simConn]string{}, nameless: map[*simConn]bool{}}
 	for i := range x.w.executions {
 		m.executed[x.w.executions[i].token] = append(m.executed[x.w.executions[i].token], i)
 	}
@@ -39,6 +39,7 @@ func (x *simRun) judge() {
 	}
 	m.judgeOwners()
 	m.judgeOrder()
+	m.judgeSessions()
 	m.judgeTransactions()
 	m.judgeMachines()
 	for _, l := range x.listeners {
@@ -70,6 +71,7 @@ func (m *simModel) judgeTouches() {
 		if from := strings.IndexByte(string(c.buf), '~'); from >= 0 {
 			token, _, whole := strings.Cut(string(c.buf[from:]), "\r\n")
 			if name, _, large := strings.Cut(token, "|"); whole || large {
+				m.nameless[c] = true
 				m.w.touched[name] = append(m.w.touched[name], simTouch{c, c.endedAt, c.count, false})
 			}
 		}
@@ -107,7 +109,9 @@ func (m *simModel) judgeCall(c *simCall) {
 	}
 	if c.err != nil {
 		m.judgeError(c)
+		m.judgeLeft(c)
 	}
+	m.judgeLate(c)
 }
 
 // judgeToken: executed at most once (see judgeTouches); exactly once if it was answered, and with that answer; never if the error says that
@@ -212,14 +216,12 @@ func (m *simModel) outstanding(c *simCall) (n int) {
 func (m *simModel) judgeCut(c *simCall, name string) {
 	conn := m.connOf(c)
 	switch {
-	case conn == nil && c.what == simSession: // by the PING with which a session begins
+	case conn == nil && len(c.tokens) == 0: // by the PING with which a session begins
 		if !slices.ContainsFunc(m.w.conns, func(o *simConn) bool { return o.opened >= c.began && o.ending != simAlive && o.endedAt <= c.ended }) {
 			m.breaks("6: %s failed, and no connection was lost: %v", name, c.err)
 		}
-	case conn == nil: // of its bytes only such were taken as do not tell whose they are
-		if !slices.ContainsFunc(m.w.conns, func(o *simConn) bool {
-			return len(o.buf) > 0 && (o.ending != simAlive && o.endedAt <= c.ended || o.closed && o.closedAt <= c.ended)
-		}) {
+	case conn == nil:
+		if !m.begunBy(c) {
 			m.breaks("6: %s failed with nothing of it written: %v", name, c.err)
 		}
 	case conn.ending != simAlive && conn.endedAt <= c.ended:
@@ -229,13 +231,27 @@ func (m *simModel) judgeCut(c *simCall, name string) {
 	}
 }
 
+// begunBy finds, for a call that was cut off and of which no token was taken, a connection that ended behind the beginning of a command
+// without telling whose it was. Each stands for one call.
+func (m *simModel) begunBy(c *simCall) bool {
+	for _, conn := range m.w.conns {
+		over := conn.ending != simAlive && conn.endedAt <= c.ended || conn.closed && conn.closedAt <= c.ended
+		if over && !m.nameless[conn] && (len(conn.buf) > 0 || conn.last == "MULTI") {
+			m.nameless[conn] = true
+			return true
+		}
+	}
+	return false
+}
+
 // silent says that nothing had come for twice the Timeout.
 func (m *simModel) silent(c *simConn, at time.Duration) bool {
 	timeout := m.c.opts.Timeout
 	return timeout > 0 && c.lastRead+2*timeout <= at
 }
 
-// judgeTimeout: "Timeout runs from Do; for work that stands in the backlog when a handoff of its bridge is promoted or given up, from then."
+// judgeTimeout: "Timeout runs from Do; for work that stands in the backlog when a handoff of its bridge is promoted or given up, from then.
+// The backlog is not swept while Holding."
 func (m *simModel) judgeTimeout(c *simCall, name string) {
 	timeout := m.c.opts.Timeout
 	if timeout <= 0 {
@@ -245,8 +261,81 @@ func (m *simModel) judgeTimeout(c *simCall, name string) {
 	if c.blocks > 0 {
 		timeout += c.blocks
 	}
-	if timeout = max(timeout, m.relaxedAt(c.ended)); c.ended-c.began < timeout {
-		m.breaks("6: %s timed out early, after %v of %v: %v", name, c.ended-c.began, timeout, c.err)
+	from := c.began
+	if only := m.only(); only != nil && c.ordinary() && !MaybeExecuted(c.err) {
+		if !slices.ContainsFunc(only.phasesAt(c.ended), func(p Phase) bool { return p != PhaseHolding }) {
+			m.breaks("7: %s timed out while it was held", name)
+		}
+		// What was in flight, and came back unsent when its connection was lost, did not stand in the backlog.
+		if reset := only.lastReset(c.ended); !m.lostBetween(reset, c.ended) {
+			from = max(from, reset)
+		}
+	}
+	if timeout = max(timeout, m.relaxedAt(c.ended)); c.ended-from < timeout {
+		m.breaks("6: %s timed out early, %v after %v and not %v: %v", name, c.ended-from, from, timeout, c.err)
+	}
+}
+
+// lostBetween says that a connection was lost.
+func (m *simModel) lostBetween(from, to time.Duration) bool {
+	return slices.ContainsFunc(m.events, func(e Event) bool {
+		at := e.Time.Sub(m.w.began)
+		return e.Kind == EventLost && from <= at && at <= to
+	})
+}
+
+// only is the machine of the one bridge for ordinary commands; nil if there are several.
+func (m *simModel) only() *simTrace {
+	if m.s.opts.Conns > 1 {
+		return nil
+	}
+	i := slices.IndexFunc(m.traces, func(tr *simTrace) bool { return tr.b == m.c.bridges[0] })
+	return m.traces[i]
+}
+
+// phasesAt are those that a bridge was in at some point of an instant.
+func (tr *simTrace) phasesAt(at time.Duration) []Phase {
+	phases := []Phase{PhaseDone}
+	for _, st := range tr.steps {
+		h := st.before
+		h.step(st.e, st.t)
+		if st.at < at {
+			phases[0] = h.phase
+		} else if st.at == at {
+			phases = append(phases, h.phase)
+		}
+	}
+	return phases
+}
+
+// lastReset is when a handoff was promoted or given up last.
+func (tr *simTrace) lastReset(until time.Duration) (at time.Duration) {
+	for _, st := range tr.steps {
+		if st.at <= until && (st.a == promote || st.a == giveUp) {
+			at = st.at
+		}
+	}
+	return at
+}
+
+// judgeLate: a call that its context does not end is ended by Timeout, "judged up to an eighth or 5 ms late": by the sweep, which may just
+// have been. What is in flight knows no exception but that timeouts are relaxed; what is queued is not swept while it is held, nor while
+// there is no connection because of a handoff, for at most RelaxedWindowMax and a dial, and counts from the end of that.
+func (m *simModel) judgeLate(c *simCall) {
+	o := &m.c.opts
+	if o.Timeout <= 0 || !c.ordinary() {
+		return
+	}
+	limit, quiet := o.Timeout, !slices.ContainsFunc(m.s.actions, func(a simAction) bool { return a.what == simMoving || a.what == simSays || a.what == simRenew }) && o.MaxAge == 0
+	from := c.began
+	if !quiet {
+		limit = max(limit, o.Maintenance.RelaxedTimeout) + max(o.Maintenance.HoldCap, 0) + o.Maintenance.RelaxedWindowMax + m.c.pin.grace
+		for _, tr := range m.traces {
+			from = max(from, tr.lastReset(c.ended))
+		}
+	}
+	if period := min(max(o.Timeout/8, 5*ms), time.Second); c.ended > from+limit+2*period {
+		m.breaks("1: %s %v of caller %d took from %v to %v, with a Timeout of %v", simWhatNames[c.what], c.tokens, c.caller, c.began, c.ended, o.Timeout)
 	}
 }
 
@@ -277,31 +366,77 @@ func (m *simModel) relaxedAt(at time.Duration) time.Duration {
 // judgeNoConnection: "FailFast is judged at the door (no connection, no handoff in force, not the first dial) and at two moments: a
 // connection ends with no handoff in force; a handoff ends without a connection."
 func (m *simModel) judgeNoConnection(c *simCall, name string) {
-	if !m.s.opts.FailFast && c.what != simPop {
+	if !m.s.opts.FailFast {
 		m.breaks("6: %s failed for want of a connection, which the policy is to wait for: %v", name, c.err)
 		return
 	}
 	if MaybeExecuted(c.err) {
 		m.breaks("2: %s failed for want of a connection, and may have been executed: %v", name, c.err)
 	}
+	only := m.only()
+	if only == nil || !c.ordinary() {
+		return
+	}
+	if !slices.Contains(only.phasesAt(c.ended), PhaseDone) {
+		m.breaks("8: %s failed for want of a connection during a handoff: %v", name, c.err)
+	}
+	connected := true
 	for _, e := range m.events {
-		if t := e.Time.Sub(m.w.began); t <= c.ended && (e.Kind == EventLost || e.Kind == EventGivenUp || e.Kind == EventDialFailed) {
-			return
+		switch t := e.Time.Sub(m.w.began); {
+		case t > c.ended || t == c.ended && !connected: // within an instant the order is not known
+		case e.Kind == EventLost:
+			connected = false
+		case e.Kind == EventConnected && len(m.listeners) == 0:
+			connected = true
 		}
 	}
-	if m.s.opts.Conns == 1 {
-		m.breaks("6: %s failed for want of a connection, and none was lost: %v", name, c.err)
+	if connected {
+		m.breaks("6: %s failed for want of a connection, and there was one: %v", name, c.err)
 	}
 }
 
-// judgeSessionLost: "After its end every call fails at once, never sent."
+// judgeSessionLost: when a session is lost, every call fails with ErrNoConnection, never sent, "and one with an EXEC is ErrTxAborted, too".
 func (m *simModel) judgeSessionLost(c *simCall, name string) {
 	if MaybeExecuted(c.err) {
 		m.breaks("9: %s failed for want of its connection, and may have been executed: %v", name, c.err)
 	}
-	if c.watched && c.name == "EXEC" {
-		m.breaks("9: an EXEC behind a WATCH failed with %v", c.err)
+	if c.name == "EXEC" || c.name == "tx" {
+		m.breaks("9: an EXEC on a session that is lost failed with %v", c.err)
 	}
+}
+
+// judgeSessions: after the end of a session "every call fails at once, never sent". It ends with its connection, and when "the caller of a
+// blocking command leaves".
+func (m *simModel) judgeSessions() {
+	over := map[int]bool{}
+	for _, c := range m.calls {
+		if c.session <= 0 || len(c.tokens) == 0 || !c.over {
+			continue
+		}
+		if over[c.session] && c.limit > c.began {
+			switch {
+			case c.err == nil:
+				m.breaks("9: %v succeeded on a session that was over", c.tokens)
+			case MaybeExecuted(c.err) || c.ended != c.began || !errors.Is(c.err, ErrNoConnection) && !errors.Is(c.err, ErrClosed):
+				m.breaks("9: %v failed on a session that was over, after %v: %v", c.tokens, c.ended-c.began, c.err)
+			}
+		}
+		cut := c.err != nil && MaybeExecuted(c.err) && !errors.Is(c.err, ErrTimeout) && !simByContext(c.err)
+		if cut || errors.Is(c.err, ErrNoConnection) || c.blocks > 0 && MaybeExecuted(c.err) {
+			over[c.session] = true
+		}
+	}
+}
+
+// judgeLeft: the connection of a blocking command is closed when its caller leaves: "nothing is popped for nobody".
+func (m *simModel) judgeLeft(c *simCall) {
+	if conn := m.connOf(c); c.blocks > 0 && c.err != nil && MaybeExecuted(c.err) && conn != nil && (!conn.closed || conn.closedAt > c.ended) && conn.ending == simAlive {
+		m.breaks("3: the caller of %v left at %v, and connection %d stayed", c.tokens, c.ended, conn.id)
+	}
+}
+
+func simByContext(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // judgeAborted: an EXEC is ErrTxAborted if its session is gone, or if the server says null.
@@ -337,7 +472,7 @@ func (m *simModel) judgeOwners() {
 }
 
 // ordinary says that a call shares its connection with others.
-func (c *simCall) ordinary() bool { return c.session == 0 && c.what != simPop }
+func (c *simCall) ordinary() bool { return c.session == 0 && c.what < simPop }
 
 // judgeOrder: "Commands given to one connection execute in the order in which they were given, across the handoff too, as long as the hold
 // lasts." What is not written yet returns to the head of the backlog, in order: so the order of writing is that of giving, always.
@@ -461,17 +596,44 @@ func (m *simModel) judgeMachines() {
 	}
 }
 
-// judgeListener: in order, nothing twice, nothing missed without a gap, and no gap without a loss.
+// judgeListener: in order, nothing twice, nothing missed without a gap, "everything published from now on arrives" behind one, and no gap
+// without a loss.
 func (m *simModel) judgeListener(l *simListener) {
 	name := fmt.Sprintf("the subscription of caller %d to %q %v", l.caller, l.kind, l.names)
-	place := map[string]int{} // of each payload among those published
-	for i, payload := range m.w.published {
-		place[payload] = i
+	if l.confirmed == 0 || l.err != nil {
+		m.judgeSubscribeError(l, name)
 	}
-	last, gap, losses := -1, false, m.losses()
+	if l.confirmed == 0 {
+		return
+	}
+	var due []simPublished // all that match
+	place := map[string]int{}
+	for _, p := range m.w.published {
+		matches := p.kind == l.kind && slices.Contains(l.names, p.channel)
+		if l.kind == "p" {
+			matches = p.kind == "" && strings.HasPrefix(p.channel, strings.TrimSuffix(l.names[0], "*"))
+		}
+		if matches {
+			place[p.payload] = len(due)
+			due = append(due, p)
+		}
+	}
+	next := 0 // of due: the first that may be heard
+	for next < len(due) && due[next].at <= l.confirmed {
+		next++
+	}
+	first, gap, missed, losses := true, time.Duration(-1), 0, m.losses()
+	skip := func(to int) {
+		for ; next < to; next++ {
+			if due[next].at > gap {
+				m.breaks("8: %s missed %q, published at %v, without a gap", name, due[next].payload, due[next].at)
+			}
+			missed--
+		}
+	}
 	for _, h := range l.heard {
 		if h.payload == "" {
-			gap = true
+			gap, missed = h.at, h.missed
 			if h.missed < 0 && !slices.ContainsFunc(losses, func(t time.Duration) bool { return t <= h.at }) {
 				m.breaks("8: %s had a gap at %v, and nothing was lost", name, h.at)
 			}
@@ -483,14 +645,36 @@ func (m *simModel) judgeListener(l *simListener) {
 		i, known := place[h.payload]
 		switch {
 		case !known:
-			m.breaks("8: %s heard %q, which nobody published", name, h.payload)
-		case i <= last:
-			m.breaks("8: %s heard %q at %v, number %d, behind number %d", name, h.payload, h.at, i, last)
+			m.breaks("8: %s heard %q, which was not for it", name, h.payload)
+			continue
+		case i < next && !(first && due[i].at <= l.confirmed): // what comes before Subscribe has returned may be heard
+			m.breaks("8: %s heard %q at %v, twice or out of order", name, h.payload, h.at)
+		case i < next:
+			next = i
 		}
-		last = max(last, i)
-		gap = false
+		was := gap
+		skip(i)
+		if was >= 0 && missed > 0 {
+			m.breaks("8: %s was told of %d messages more than it missed", name, missed)
+		}
+		next, first, gap, missed = i+1, false, -1, 0
 	}
-	_ = gap
+	if l.err == nil && !m.s.closes() {
+		skip(len(due))
+	}
+}
+
+// judgeSubscribeError: Subscribe fails, or a subscription ends, because the server refuses it, or as any call.
+func (m *simModel) judgeSubscribeError(l *simListener, name string) {
+	refuses := slices.ContainsFunc(m.s.links, func(l simLink) bool { return l.protocol2 }) ||
+		slices.ContainsFunc(m.s.actions, func(a simAction) bool { return a.state == simLoading || a.state == simMasterDown })
+	switch err := l.err; {
+	case simByContext(err), errors.Is(err, ErrTimeout) && m.s.profile == simFaulty, errors.Is(err, ErrClosed) && m.closing != simForever:
+	case errors.Is(err, ErrNoConnection) && m.s.opts.FailFast:
+	case !errors.Is(err, ErrNoConnection) && !errors.Is(err, ErrTimeout) && !errors.Is(err, ErrClosed) && refuses:
+	default:
+		m.breaks("8: %s: %v", name, err)
+	}
 }
 
 // losses are the times at which connections that had carried subscriptions ended without notice.

@@ -115,7 +115,8 @@ type simConn struct {
 	accepted, arrived, consumed int64 // bytes: taken from the client, come to the server, and used by it
 	buf                         []byte
 	commands                    []simCommand
-	count                       int // commands accepted
+	count                       int    // commands accepted
+	last                        string // the name of the last of them
 
 	down      []simPiece
 	sent      int64         // bytes that the server has said
@@ -165,10 +166,16 @@ type simWorld struct {
 	touched    map[string][]simTouch
 	values     map[string]string
 	lists      map[string][]string
-	published  []string // payloads, in order
+	published  []simPublished
 	dials      []simDial
 	transactns int
 	blocked    []*simConn // blocking commands, first come first served
+}
+
+// simPublished is a message, in the one order of all.
+type simPublished struct {
+	at                     time.Duration
+	kind, channel, payload string // kind is "" or "s"
 }
 
 // simDial is an attempt to connect.
@@ -325,7 +332,7 @@ func (c *simConn) acceptLocked(b []byte) {
 		if token := cmd.token(); token != "" {
 			c.w.touched[token] = append(c.w.touched[token], simTouch{c, c.w.now(), c.count, true})
 		}
-		c.commands, c.count = append(c.commands, cmd), c.count+1
+		c.commands, c.count, c.last = append(c.commands, cmd), c.count+1, cmd.args[0]
 		c.buf = c.buf[n:]
 	}
 	if c.ending == simClosed || c.ending == simStill || c.ending == simHole {
@@ -559,7 +566,7 @@ func (c *simConn) serveLocked() {
 // Replies are nil, string, int, simStatus, *ServerError, []any, map as simDict, and simFrame.
 type (
 	simStatus string
-	simFrame   []any
+	simFrame  []any
 	simDict   []any
 	simNone   struct{} // no reply: the command waits, or is answered by pushes
 )
@@ -869,7 +876,7 @@ func (w *simWorld) popLocked(key string) {
 // publishLocked sends a message to all who listen, at whichever node.
 func (w *simWorld) publishLocked(kind, channel, payload string) int {
 	n := 0
-	w.published = append(w.published, payload)
+	w.published = append(w.published, simPublished{w.now(), kind, channel, payload})
 	for _, c := range w.conns {
 		if len(c.subs) == 0 {
 			continue
