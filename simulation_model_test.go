@@ -72,7 +72,7 @@ func (m *simModel) judgeTouches() {
 			token, _, whole := strings.Cut(string(c.buf[from:]), "\r\n")
 			if name, _, large := strings.Cut(token, "|"); whole || large {
 				m.nameless[c] = true
-				m.w.touched[name] = append(m.w.touched[name], simTouch{c, c.endedAt, c.count, false})
+				m.w.touched[name] = append(m.w.touched[name], simTouch{c, c.acceptedAt, c.count, false})
 			}
 		}
 	}
@@ -669,7 +669,11 @@ func (m *simModel) judgeSubscribeError(l *simListener, name string) {
 	refuses := slices.ContainsFunc(m.s.links, func(l simLink) bool { return l.protocol2 }) ||
 		slices.ContainsFunc(m.s.actions, func(a simAction) bool { return a.state == simLoading || a.state == simMasterDown })
 	switch err := l.err; {
-	case simByContext(err), errors.Is(err, ErrTimeout) && m.s.profile == simFaulty, errors.Is(err, ErrClosed) && m.closing != simForever:
+	case errors.Is(err, ErrTimeout):
+		if t := m.c.opts.Timeout; t <= 0 || l.closed-l.began < t {
+			m.breaks("8: %s timed out after %v: %v", name, l.closed-l.began, err)
+		}
+	case simByContext(err), errors.Is(err, ErrClosed) && m.closing != simForever:
 	case errors.Is(err, ErrNoConnection) && m.s.opts.FailFast:
 	case !errors.Is(err, ErrNoConnection) && !errors.Is(err, ErrTimeout) && !errors.Is(err, ErrClosed) && refuses:
 	default:

@@ -112,7 +112,8 @@ type simConn struct {
 	opened time.Duration
 	wakes  sync.Cond
 
-	accepted, arrived, consumed int64 // bytes: taken from the client, come to the server, and used by it
+	accepted, arrived, consumed int64         // bytes: taken from the client, come to the server, and used by it
+	acceptedAt                  time.Duration // the last of them were taken
 	buf                         []byte
 	commands                    []simCommand
 	count                       int    // commands accepted
@@ -320,7 +321,7 @@ func (c *simConn) Write(b []byte) (n int, err error) {
 
 // acceptLocked takes bytes from the client.
 func (c *simConn) acceptLocked(b []byte) {
-	c.accepted += int64(len(b))
+	c.accepted, c.acceptedAt = c.accepted+int64(len(b)), c.w.now()
 	c.buf = append(c.buf, b...)
 	for {
 		args, n := simParse(c.buf)
@@ -932,6 +933,17 @@ func (n *simNode) cutLocked(w *simWorld, how simEnding, why string, window bool)
 		if c.node == n && c.ending == simAlive && !c.closed {
 			c.window = window
 			c.endLocked(how, why)
+		}
+	}
+}
+
+// resetLocked is the network coming back: what was cut off silently is reset, which its ends now learn.
+func (w *simWorld) resetLocked() {
+	for _, c := range w.conns {
+		if (c.ending == simHole || c.ending == simStill) && !c.closed {
+			c.ending, c.down = simReset, nil
+			c.readErr, c.readErrAt = errSimReset, w.now()
+			c.wakes.Broadcast()
 		}
 	}
 }

@@ -1,0 +1,183 @@
+package baton
+
+// A test of the simulation itself: copies of the package, each broken on purpose in one place, of which it must find each. That the places
+// exist is looked at always; to build and play the copies takes minutes, and is done where BATON_MUTATIONS is set.
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// mutation is one deliberate break: text that stands in a file exactly once, and what stands there instead.
+type mutation struct {
+	name      string
+	file      string
+	old, new  string
+	race      bool   // it is found with the race detector
+	scenarios string // how many are played; empty: 1000
+}
+
+var mutations = []mutation{
+	{name: "what was written is written again after a cut", file: "conn.go",
+		old: "c.unsentFromLocked(c.wrote.Load())", new: "c.unsentFromLocked(0)"},
+	{name: "what was written in part is written again after a cut", file: "conn.go",
+		old: "m.begin >= from && m.got == 0", new: "m.end > from && m.got == 0"},
+	{name: "a promotion leaves the lock", file: "bridge.go",
+		old: "b.cur, b.next, b.clockFrom = b.next, nil, t", new: "b.mu.Mutex.Unlock(); time.Sleep(1); b.mu.Mutex.Lock(); b.cur, b.next, b.clockFrom = b.next, nil, t"},
+	{name: "an abandoned slot is dropped", file: "bridge.go",
+		old: "if m.abandoned = !own; own {", new: "if m.abandoned = !own; !own && len(b.conns) > 0 {\n\t\tb.conns[0].inFlight.removeLocked(m, popped)\n\t}\n\tif own {"},
+	{name: "the hold is entered without a look at the queue", file: "bridge.go",
+		old: "b.cur.inFlight.empty() && b.hub == nil {", new: "b.cur.inFlight.empty() && b.hub == nil && b.stats.Sent == 0 {"},
+	{name: "a copy of an announcement joins, and cancels the dial", file: "bridge.go",
+		old: "case c.attempt < a.number && b.quest.number != a.number:", new: "case c.attempt < a.number:"},
+	{name: "a live connection is retired by the clock", file: "bridge.go",
+		old: "b.stats.HandoffsGivenUp++", new: "b.stats.HandoffsGivenUp++\n\t\tif b.cur != nil {\n\t\t\tb.cur.hangUpLocked(errRetired)\n\t\t}"},
+	{name: "a message is recycled before its signal", file: "bridge.go",
+		old: "if own && err != nil {\n\t\tm.recycle()", new: "if err != nil {\n\t\tm.recycle()"},
+	{name: "a message is given back before its reply is taken", file: "bridge.go", race: true,
+		old: "reply := m.reply\n\tm.recycle()", new: "m.recycle()\n\treply := m.reply"},
+
+	{name: "what comes back unsent is in reverse order", file: "backlog.go",
+		old: "range slices.Backward(unsent)", new: "range slices.All(unsent)"},
+	{name: "what was taken and not written counts as sent", file: "conn.go",
+		old: "c.unsentFromLocked(c.wrote.Load())", new: "c.unsentFromLocked(c.taken)"},
+	{name: "what is being written is taken back by a promotion", file: "conn.go",
+		old: "return c.unsentFromLocked(c.taken)", new: "return c.unsentFromLocked(c.wrote.Load())"},
+	{name: "what is cut off counts as never sent", file: "conn.go",
+		old: "failAll(cut, cause, true)", new: "failAll(cut, cause, false)"},
+	{name: "FailFast at the door during a handoff", file: "bridge.go",
+		old: "!b.cur.aliveLocked() && b.hand.phase == PhaseDone && b.currentAt != 0", new: "!b.cur.aliveLocked() && b.currentAt != 0"},
+	{name: "FailFast when a connection ends during a handoff", file: "bridge.go",
+		old: "b.c.opts.Backlog != FailFast || b.hand.phase != PhaseDone || b.cur", new: "b.c.opts.Backlog != FailFast || b.cur"},
+	{name: "held work is swept", file: "bridge.go",
+		old: "if b.hand.phase != PhaseHolding && !b.awaitedLocked(t) {", new: "if !b.awaitedLocked(t) {"},
+	{name: "Timeout does not begin anew behind a handoff", file: "bridge.go",
+		old: "b.backlog.sweepLocked(b.clockFrom, limit)", new: "b.backlog.sweepLocked(0, limit)"},
+	{name: "the connection of what blocks is kept when its caller leaves", file: "bridge.go",
+		old: "if m.span > 0 && !own && b.ended == nil {", new: "if m.span > 0 && !own && b.ended == errLeft {"},
+	{name: "the overlap is one too long", file: "bridge.go",
+		old: "twice[p.topic]--; twice[p.topic] < 0", new: "twice[p.topic]--; twice[p.topic] < -1"},
+	{name: "the overlap is not removed", file: "bridge.go",
+		old: "twice[p.topic]--; twice[p.topic] < 0", new: "twice[p.topic]--; twice[p.topic] < 1<<30"},
+	{name: "a gap is not told", file: "bridge.go",
+		old: "if in.confirmed && !sure[t] {", new: "if in.confirmed && !sure[t] && len(sure) > 0 {"},
+	{name: "a gap is told where none is", file: "bridge.go",
+		old: "if in.confirmed && !sure[t] {", new: "if in.confirmed {"},
+	{name: "a session's connection is used again", file: "bridge.go",
+		old: "if b.session != nil || b.over() {", new: "if b.session = nil; b.over() {"},
+	{name: "an EXEC on a lost session is not said to be aborted", file: "bridge.go",
+		old: "if MaybeExecuted(err) || !errors.Is(err, ErrClosed) && !errors.Is(err, ErrNoConnection) {", new: "if err != ErrTxAborted {"},
+	{name: "a caller who reads is not tapped", file: "conn.go",
+		old: "if c.role == byCaller {\n\t\tc.nc", new: "if c.role == byCaller && c.alone < 0 {\n\t\tc.nc"},
+	{name: "the role of reading is lost with a caller", file: "conn.go",
+		old: "c.readErr = err\n\t}\n\tc.recallLocked()", new: "c.readErr = err\n\t}"},
+	{name: "new work overtakes the backlog", file: "bridge.go",
+		old: "case !c.aliveLocked() || !b.backlog.empty() || !c.roomLocked", new: "case !c.aliveLocked() || !c.roomLocked"},
+	{name: "a retired connection does not linger", file: "conn.go",
+		old: "if c.retired && !c.inFlight.attendedLocked() {", new: "if c.retired {"},
+	{name: "a retired connection lingers for ever", file: "conn.go",
+		old: "if c.retired && !c.inFlight.attendedLocked() {", new: "if c.retired && c.ended {"},
+	{name: "Close forgets what is queued", file: "bridge.go",
+		old: "c.inFlight.sweepLocked(0, never)\n\t}\n\tb.backlog.sweepLocked(0, never)", new: "c.inFlight.sweepLocked(0, never)\n\t}"},
+	{name: "a pop does not end the hold", file: "bridge.go",
+		old: "case c == b.cur && b.hand.phase == PhaseHolding && c.inFlight.empty() && b.hub == nil:", new: "case c == b.cur && b.hand.phase == PhaseHolding && c.inFlight.empty() && b.hub != nil:"},
+	{name: "a hold has its whole budget again", file: "handoff.go",
+		old: "h.phase, a = PhasePreparing, prepare\n\t\th.budget = t.until(h.holdUntil)", new: "h.phase, a = PhasePreparing, prepare"},
+	{name: "silence is judged in half of the time", file: "bridge.go",
+		old: "t >= quiet.add(timeout).add(timeout)", new: "t >= quiet.add(timeout)"},
+	{name: "nobody looks for silence", file: "bridge.go",
+		old: "t >= quiet.add(timeout).add(timeout)", new: "t >= quiet.add(timeout).add(timeout).add(1<<60)"},
+	{name: "an abandoned command is written again", file: "backlog.go",
+		old: "\t\tif m.abandoned {\n\t\t\tm.recycle()\n\t\t} else {\n\t\t\tq.insertLocked(m, nil, queued)", new: "\t\tif m.abandoned && m.want < 0 {\n\t\t\tm.recycle()\n\t\t} else {\n\t\t\tq.insertLocked(m, nil, queued)"},
+	{name: "a message that was cut off is not told", file: "backlog.go",
+		old: "m.err = &commandError{cause, sent}\n", new: "m.err = &commandError{cause, sent}\n\t\tif m.got > 0 {\n\t\t\tcontinue\n\t\t}\n"},
+	{name: "MaxInFlight holds work back for ever", file: "bridge.go",
+		old: "case c == b.cur && !b.backlog.empty(), c.retired:", new: "case c.retired:"},
+	{name: "what is unsent is not written by the replacement", file: "bridge.go",
+		old: "b.cur.wakeLocked()\n\tif b.hub != nil {", new: "if b.hub != nil {"},
+}
+
+func TestMutations(t *testing.T) {
+	for _, m := range mutations {
+		source, err := os.ReadFile(m.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := bytes.Count(source, []byte(m.old)); n != 1 {
+			t.Errorf("%s: what it replaces stands in %s %d times", m.name, m.file, n)
+		}
+	}
+	if os.Getenv("BATON_MUTATIONS") == "" || t.Failed() {
+		return
+	}
+	only := os.Getenv("BATON_MUTATIONS")
+	for _, m := range mutations {
+		if only == "1" || strings.Contains(m.name, only) {
+			t.Run(m.name, m.isFound)
+		}
+	}
+}
+
+var simLine = regexp.MustCompile(`(?m)^(\d+) scenarios from seed .*$`)
+
+// isFound builds a broken copy and has it simulated.
+func (m mutation) isFound(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(".")); err != nil {
+		t.Fatal(err)
+	}
+	source, err := os.ReadFile(m.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	broken := strings.Replace(string(source), m.old, m.new, 1)
+	if err := os.WriteFile(filepath.Join(dir, m.file), []byte(broken), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"test", "-c", "-o", "broken.test"}
+	if m.race {
+		args = append(args, "-race")
+	}
+	run := func(name string, args ...string) (string, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, name, append(args, ".")...)
+		cmd.Dir = dir
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	if out, err := run("go", args...); err != nil {
+		t.Fatalf("it cannot be built: %v\n%s", err, out)
+	}
+	out, err := run("./broken.test", "-test.run=^TestSimulation$", "-test.timeout=5m", "-sim.runs=1000", "-sim.shrink=1ms", "-sim.alone")
+	if err == nil {
+		t.Errorf("not found: %s", simLine.FindString(out))
+		return
+	}
+	found := "crashed or hung"
+	if line := simLine.FindStringSubmatch(out); line != nil {
+		found = "found by scenario " + line[1]
+	}
+	t.Logf("%s: %s", found, firstComplaint(out))
+}
+
+// firstComplaint is what a failed simulation says first.
+func firstComplaint(out string) string {
+	for line := range strings.Lines(out) {
+		if i := strings.Index(line, ": seed "); i >= 0 {
+			return fmt.Sprintf("%.200s", strings.TrimSpace(line[i+2:]))
+		}
+		if strings.HasPrefix(line, "panic:") || strings.HasPrefix(line, "fatal error:") || strings.Contains(line, "DATA RACE") {
+			return strings.TrimSpace(line)
+		}
+	}
+	return ""
+}
