@@ -131,8 +131,23 @@ var simLine = regexp.MustCompile(`(?m)^(\d+) scenarios from seed .*$`)
 // isFound builds a broken copy and has it simulated.
 func (m mutation) isFound(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(".")); err != nil {
-		t.Fatal(err)
+	for _, pattern := range []string{"go.mod", "go.sum", "*.go", "batontest/*.go"} {
+		files, _ := filepath.Glob(pattern)
+		for _, name := range files {
+			if strings.HasSuffix(name, "_test.go") && !strings.HasPrefix(name, "simulation_") && name != "rig_test.go" {
+				continue // what the simulation needs is built much faster
+			}
+			source, err := os.ReadFile(name)
+			if err == nil {
+				err = os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755)
+			}
+			if err == nil {
+				err = os.WriteFile(filepath.Join(dir, name), source, 0o644)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 	source, err := os.ReadFile(m.file)
 	if err != nil {
@@ -149,7 +164,7 @@ func (m mutation) isFound(t *testing.T) {
 	run := func(name string, args ...string) (string, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
 		defer cancel()
-		cmd := exec.CommandContext(ctx, name, append(args, ".")...)
+		cmd := exec.CommandContext(ctx, name, args...)
 		cmd.Dir = dir
 		out, err := cmd.CombinedOutput()
 		return string(out), err
@@ -157,7 +172,7 @@ func (m mutation) isFound(t *testing.T) {
 	if out, err := run("go", args...); err != nil {
 		t.Fatalf("it cannot be built: %v\n%s", err, out)
 	}
-	out, err := run("./broken.test", "-test.run=^TestSimulation$", "-test.timeout=5m", "-sim.runs=1000", "-sim.shrink=1ms", "-sim.alone")
+	out, err := run("./broken.test", "-test.run=^TestSimulation$", "-test.timeout=5m", "-sim.runs=1000", "-sim.shrink=1ms")
 	if err == nil {
 		t.Errorf("not found: %s", simLine.FindString(out))
 		return

@@ -15,8 +15,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net"
-	"os"
 	"reflect"
 	"runtime"
 	"runtime/debug"
@@ -34,7 +32,6 @@ var (
 	simSeed   = flag.Uint64("sim.seed", 0, "the seed of the first scenario of TestSimulation; 0: one that the clock gives")
 	simRuns   = flag.Int("sim.runs", 0, "how many scenarios, each of the next seed; 0: one if there is a seed, else what takes some seconds")
 	simRepeat = flag.Int("sim.repeat", 0, "play the scenario of sim.seed so often, and say how often it fails")
-	simAlone  = flag.Bool("sim.alone", false, "leave it to the model to find what is wrong: bridges are not checked for what must always hold")
 	simShrink = flag.Duration("sim.shrink", 20*time.Second, "for how long a script that fails is shortened; 0: it is not printed, and the run goes on")
 )
 
@@ -153,7 +150,7 @@ type simAction struct {
 	again bool          // to whoever opts in, too
 	delay time.Duration // of simSlow
 	late  bool
-	hosts []int // of simDNS: the nodes that the name stands for from then on
+	hosts []int // of simDNS: the nodes that the name stands for from then on; none: it is not known
 }
 
 type simDeed uint8
@@ -457,7 +454,7 @@ func (s *simScript) generateMove(r simDice, at time.Duration, node int, seq *int
 		s.actions = append(s.actions, a)
 	}
 	if s.opts.Named && !r.oneIn(4) {
-		hosts := []int{(node + 1) % simNodes}
+		hosts := pick(r, []int{(node + 1) % simNodes}, []int{(node + 1) % simNodes, node}, []int{node, (node + 2) % simNodes}, nil)
 		s.actions = append(s.actions, simAction{at: at + r.span(a.last+500*ms), what: simDNS, hosts: hosts})
 	}
 }
@@ -590,7 +587,7 @@ var simRunning sync.Map
 func init() {
 	others := inspect
 	inspect = func(b *bridge) {
-		if others != nil && !*simAlone {
+		if others != nil {
 			others(b)
 		}
 		if x, ok := simRunning.Load(b.c.opts.Logger); ok {
@@ -620,8 +617,12 @@ func (x *simRun) breaks(format string, args ...any) {
 	x.broken = append(x.broken, fmt.Sprintf(format, args...))
 }
 
+func simContext(d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(background, d)
+}
+
 // options are the client's.
-func (x *simRun) options(t *testing.T) (Options, *zone) {
+func (x *simRun) options() Options {
 	so := &x.s.opts
 	logger := slog.New(slog.DiscardHandler)
 	o := Options{Addr: simAddr(0), Dialer: x.w.dial, Conns: so.Conns, Timeout: so.Timeout, DialTimeout: so.DialTimeout, KeepAlive: so.KeepAlive,
@@ -638,18 +639,16 @@ func (x *simRun) options(t *testing.T) (Options, *zone) {
 		x.events = append(x.events, e)
 		x.mu.Unlock()
 	}
-	var z *zone
 	if so.Named {
-		z = newZone(t, simAddr(0))
-		o.Addr, o.Resolver = zoneAddr, z.resolver()
+		o.Addr, o.Resolver = simHost+":6379", x.w.resolver()
 	}
-	return o, z
+	return o
 }
 
 // simPlay plays a script, in a bubble, and judges it.
-func simPlay(t *testing.T, s *simScript) *simRun {
+func simPlay(s *simScript) *simRun {
 	x := &simRun{s: s, w: newSimWorld(s), closing: simForever}
-	o, z := x.options(t)
+	o := x.options()
 	simRunning.Store(o.Logger, x)
 	defer simRunning.Delete(o.Logger)
 	var err error
@@ -680,13 +679,10 @@ func simPlay(t *testing.T, s *simScript) *simRun {
 			wait.Go(func() { x.play(quiet, i) })
 		}
 	}
-	go x.act(z)
+	go x.act()
 	ended := later(func() bool { wg.Wait(); return true })
 	time.Sleep(s.calm + ms - min(x.dialled, s.calm))
-	if z != nil {
-		z.set(simAddr(0), simAddr(1), simAddr(2))
-	}
-	x.w.do(x.w.resetLocked)
+	x.w.do(x.w.calmLocked)
 	done := make(chan struct{})
 	go func() { ended(); close(done) }()
 	select {
@@ -742,7 +738,7 @@ func (x *simRun) finish() {
 }
 
 // act carries out the script's actions.
-func (x *simRun) act(z *zone) {
+func (x *simRun) act() {
 	w := x.w
 	for i := range x.s.actions {
 		a := &x.s.actions[i]
@@ -776,16 +772,10 @@ func (x *simRun) act(z *zone) {
 				w.afterLocked(a.last, func() { n.troubleLocked(w, a.state, -1) })
 			})
 		case simDNS:
-			var addrs []string
-			for _, h := range a.hosts {
-				addrs = append(addrs, simAddr(h))
-			}
-			if z != nil {
-				z.set(addrs...)
-			}
+			w.do(func() { w.hosts = a.hosts })
 		case simRenew:
 			go func() {
-				ctx, cancel := contextFor(a.last)
+				ctx, cancel := simContext(a.last)
 				defer cancel()
 				x.c.Renew(ctx)
 			}()
@@ -798,7 +788,7 @@ func (x *simRun) act(z *zone) {
 				continue
 			}
 			go func() {
-				ctx, cancel := contextFor(a.last)
+				ctx, cancel := simContext(a.last)
 				defer cancel()
 				x.c.Shutdown(ctx)
 			}()
@@ -873,7 +863,7 @@ func (x *simRun) play(quiet context.Context, i int) {
 		ctx, cancel, limit := background, context.CancelFunc(func() {}), simForever
 		switch {
 		case st.patience > 0:
-			ctx, cancel = contextFor(st.patience)
+			ctx, cancel = simContext(st.patience)
 			limit = x.w.now() + st.patience
 		case st.patience < 0:
 			ctx, cancel = context.WithCancel(ctx)
@@ -1154,7 +1144,7 @@ func simOne(t *testing.T, s *simScript) (x *simRun) {
 			x = &simRun{s: s, broken: []string{fmt.Sprintf("12: %v", r)}}
 		}
 	}()
-	synctest.Test(t, func(t *testing.T) { x = simPlay(t, s) })
+	synctest.Test(t, func(*testing.T) { x = simPlay(s) })
 	return x
 }
 
@@ -1316,6 +1306,3 @@ func TestSimulationScripts(t *testing.T) {
 		}
 	}
 }
-
-var _ = net.ErrClosed
-var _ = os.ErrClosed

@@ -8,6 +8,7 @@ package baton
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +21,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
 )
 
 // simNode is one address of the database. What is wrong with it is counted, since troubles may overlap.
@@ -171,6 +174,7 @@ type simWorld struct {
 	dials      []simDial
 	transactns int
 	blocked    []*simConn // blocking commands, first come first served
+	hosts      []int      // the nodes that the name stands for
 }
 
 // simPublished is a message, in the one order of all.
@@ -187,7 +191,7 @@ type simDial struct {
 }
 
 func newSimWorld(s *simScript) *simWorld {
-	w := &simWorld{s: s, began: time.Now(), touched: map[string][]simTouch{}, values: map[string]string{}, lists: map[string][]string{}}
+	w := &simWorld{s: s, began: time.Now(), touched: map[string][]simTouch{}, values: map[string]string{}, lists: map[string][]string{}, hosts: []int{0}}
 	for i := range simNodes {
 		w.nodes = append(w.nodes, &simNode{id: i, addr: simAddr(i)})
 	}
@@ -271,6 +275,50 @@ func (c *simConn) LocalAddr() net.Addr { return nil }
 
 func (c *simConn) RemoteAddr() net.Addr {
 	return &net.TCPAddr{IP: net.IPv4(10, 1, 0, byte(c.node.id+1)), Port: 6379}
+}
+
+// --- names ---
+
+const simHost = "db.simulation.test"
+
+func (w *simWorld) resolver() *net.Resolver {
+	return &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) { return &simNames{w: w}, nil }}
+}
+
+// simNames is a connection to a DNS server, as over TCP. Every question is answered at once.
+type simNames struct {
+	net.Conn
+	w       *simWorld
+	answers bytes.Buffer
+}
+
+func (n *simNames) Close() error                { return nil }
+func (n *simNames) SetDeadline(time.Time) error { return nil }
+
+func (n *simNames) Read(b []byte) (int, error) { return n.answers.Read(b) }
+
+func (n *simNames) Write(b []byte) (int, error) {
+	var q dnsmessage.Message
+	if err := q.Unpack(b[2:]); err != nil { // behind the length
+		return 0, err
+	}
+	n.w.mu.Lock()
+	hosts := n.w.hosts
+	n.w.mu.Unlock()
+	asked := q.Questions[0]
+	q.Response, q.Authoritative, q.Additionals = true, true, nil
+	if len(hosts) == 0 || asked.Name.String() != simHost+"." {
+		q.RCode = dnsmessage.RCodeNameError
+	}
+	for _, h := range hosts {
+		if q.RCode == dnsmessage.RCodeSuccess && asked.Type == dnsmessage.TypeA {
+			q.Answers = append(q.Answers, dnsmessage.Resource{Header: dnsmessage.ResourceHeader{Name: asked.Name, Type: asked.Type, Class: asked.Class, TTL: 5},
+				Body: &dnsmessage.AResource{A: [4]byte{10, 1, 0, byte(h + 1)}}})
+		}
+	}
+	packed, err := q.Pack()
+	n.answers.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(packed))), packed...))
+	return len(b), err
 }
 
 // --- the client's end ---
@@ -937,8 +985,9 @@ func (n *simNode) cutLocked(w *simWorld, how simEnding, why string, window bool)
 	}
 }
 
-// resetLocked is the network coming back: what was cut off silently is reset, which its ends now learn.
-func (w *simWorld) resetLocked() {
+// calmLocked is the network coming back: the name stands for all nodes, and what was cut off silently is reset, which its ends now learn.
+func (w *simWorld) calmLocked() {
+	w.hosts = []int{0, 1, 2}
 	for _, c := range w.conns {
 		if (c.ending == simHole || c.ending == simStill) && !c.closed {
 			c.ending, c.down = simReset, nil
