@@ -31,7 +31,7 @@ var mutations = []mutation{
 	{name: "what was written in part is written again after a cut", file: "conn.go",
 		old: "m.begin >= from && m.got == 0", new: "m.end > from && m.got == 0"},
 	{name: "a promotion leaves the lock", file: "bridge.go",
-		old: "b.cur, b.next, b.clockFrom = b.next, nil, t", new: "b.mu.Mutex.Unlock(); time.Sleep(1); b.mu.Mutex.Lock(); b.cur, b.next, b.clockFrom = b.next, nil, t"},
+		old: "b.cur, b.next, b.clockFrom = b.next, nil, t", new: "b.mu.Mutex.Unlock(); time.Sleep(20 * time.Microsecond); b.mu.Mutex.Lock(); b.cur, b.next, b.clockFrom = b.next, nil, t"},
 	{name: "an abandoned slot is dropped", file: "bridge.go",
 		old: "if m.abandoned = !own; own {", new: "if m.abandoned = !own; !own && len(b.conns) > 0 {\n\t\tb.conns[0].inFlight.removeLocked(m, popped)\n\t}\n\tif own {"},
 	{name: "the hold is entered without a look at the queue", file: "bridge.go",

@@ -39,7 +39,12 @@ func (x *simRun) judge() {
 	}
 	m.judgeOwners()
 	m.judgeOrder()
+	m.judgeAcross()
 	m.judgeSessions()
+	m.judgeClosings()
+	m.judgeRenewals()
+	m.judgeAnnouncements()
+	m.judgeJitter()
 	m.judgeTransactions()
 	m.judgeMachines()
 	for _, l := range x.listeners {
@@ -173,9 +178,7 @@ func (m *simModel) judgeError(c *simCall) {
 	case errors.Is(err, ErrTxAborted):
 		m.judgeAborted(c, name)
 	case errors.Is(err, ErrClosed):
-		if m.closing > c.ended && c.session == 0 {
-			m.breaks("6: %s failed before the client was closed: %v", name, err)
-		}
+		m.judgeClosed(c, name)
 	case errors.Is(err, ErrBacklogFull):
 		if n := m.outstanding(c); n+c.want <= o.MaxBacklog {
 			m.breaks("6: %s found the backlog full, with %d commands outstanding of %d: %v", name, n, o.MaxBacklog, err)
@@ -520,6 +523,150 @@ func (m *simModel) judgeOrder() {
 	}
 }
 
+// judgeAcross: "execute in the order in which they were given, across the handoff too, as long as the hold lasts": behind a hold that ended
+// because nothing was in flight, nothing of the old connection is executed after something of the new one.
+func (m *simModel) judgeAcross() {
+	only := m.only()
+	if only == nil {
+		return
+	}
+	first, last, order := map[*simConn]int{}, map[*simConn]int{}, []*simConn(nil)
+	for i, e := range m.w.executions {
+		if c := m.byToken[e.token]; c == nil || !c.ordinary() {
+			continue
+		}
+		if _, seen := first[e.conn]; !seen {
+			first[e.conn] = i
+			order = append(order, e.conn)
+		}
+		last[e.conn] = i
+	}
+	for k := 1; k < len(order); k++ {
+		a, b := order[k-1], order[k]
+		if last[a] < first[b] || a.ending != simAlive {
+			continue
+		}
+		orderly, from, to := true, m.w.executions[first[a]].at, m.w.executions[first[b]].at
+		for _, st := range only.steps {
+			if st.a == promote && from <= st.at && st.at <= to && st.e != drained {
+				orderly = false
+			}
+		}
+		if orderly && !m.lostBetween(from, to) {
+			m.breaks("4: %s was executed on connection %d after %s on connection %d, which had taken its place", m.w.executions[last[a]].token, a.id, m.w.executions[first[b]].token, b.id)
+		}
+	}
+}
+
+// judgeClosings: "A connection is retired because a ready one takes its place, or because it is broken; never because time has run out."
+func (m *simModel) judgeClosings() {
+	for _, c := range m.w.conns {
+		owner, used := m.owner[c]
+		if !c.closed || c.closedAt >= m.closing || c.ending != simAlive || !used || owner != "" || m.silent(c, c.closedAt) {
+			continue
+		}
+		if !slices.ContainsFunc(m.w.conns, func(o *simConn) bool {
+			return o != c && o.dialled >= c.opened && o.ponged > 0 && o.ponged <= c.closedAt
+		}) {
+			m.breaks("9: connection %d was closed at %v, with nothing in its place", c.id, c.closedAt)
+		}
+	}
+}
+
+// judgeClosed: what fails with ErrClosed fails behind Close, or behind Shutdown's own context if it was given before Shutdown, which "waits
+// for what is queued or in flight".
+func (m *simModel) judgeClosed(c *simCall, name string) {
+	if m.closing > c.ended && c.session == 0 {
+		m.breaks("6: %s failed before the client was closed: %v", name, c.err)
+	}
+	for _, a := range m.s.actions {
+		if a.what == simShutdown && c.ordinary() && c.began < m.closing && c.ended < m.closing+a.last {
+			m.breaks("6: %s failed while Shutdown waited for it: %v", name, c.err)
+		}
+	}
+}
+
+// judgeRenewals: Renew "replaces every connection by one whose dial began after the call", and returns when all are replaced.
+func (m *simModel) judgeRenewals() {
+	for token, touches := range m.w.touched {
+		c, t := m.byToken[token], touches[0]
+		if c == nil || !c.ordinary() {
+			continue
+		}
+		for _, r := range m.renewals {
+			if c.began > r.ended && t.conn.opened < r.began {
+				m.breaks("11: %s was written to connection %d, which Renew had replaced at %v", token, t.conn.id, r.ended)
+			}
+		}
+	}
+}
+
+// judgeAnnouncements: "A higher number is a new one. The same, a lower or no number is a copy", until one dial after the deadline.
+func (m *simModel) judgeAnnouncements() {
+	told, joinedTo := map[string]bool{}, map[uint64]bool{}
+	var until time.Duration
+	for _, a := range m.s.actions {
+		if words := strings.Split(a.frame, "\r\n"); a.frame != "" && strings.Contains(strings.ToUpper(a.frame), "MOVING") {
+			number := ""
+			for _, w := range words[1:] {
+				if len(w) > 1 && (w[0] == ':' || w[0] == '+' && strings.ToUpper(w) != "+MOVING") && number == "" {
+					number = w[1:]
+				}
+			}
+			told[number] = true
+			until = max(until, a.at+a.last)
+			if a.again {
+				until += time.Second
+			}
+		}
+	}
+	if until+time.Second > m.c.pin.grace { // a number may be forgotten, and be new again
+		return
+	}
+	for _, tr := range m.traces {
+		for _, st := range tr.steps {
+			if st.e == joined && !st.renewal {
+				joinedTo[st.number] = true
+			}
+		}
+	}
+	if len(joinedTo) > len(told) {
+		m.breaks("9: %d announcements were joined, and there were %d", len(joinedTo), len(told))
+	}
+}
+
+// judgeJitter: before its dial a bridge "waits a random jitter, at most a tenth of the window and at most a second".
+func (m *simModel) judgeJitter() {
+	only := m.only()
+	if only == nil || len(only.steps) < 2 || m.s.opts.RefuseSuccessors || m.s.opts.MaxAge > 0 {
+		return
+	}
+	st := only.steps[0]
+	i := slices.IndexFunc(m.events, func(e Event) bool { return e.Kind == EventPreparing && e.Time.Sub(m.w.began) == st.at })
+	if st.e != joined || st.renewal || !st.cur || i < 0 || len(m.calls) == 0 || m.s.opts.Named {
+		return
+	}
+	e := m.events[i]
+	named := slices.IndexFunc(m.w.nodes, func(n *simNode) bool { return n.addr == e.Successor && n.id > 0 })
+	latest := st.at + min(m.windowOf(e)/10, time.Second)
+	if named < 0 || only.steps[1].at <= latest || m.closing <= latest || m.lostBetween(0, latest) || m.windowOf(e) < 0 {
+		return
+	}
+	if !slices.ContainsFunc(m.w.dials, func(d simDial) bool { return d.addr == e.Successor && st.at <= d.at && d.at <= latest }) {
+		m.breaks("9: %s was announced at %v, and not dialled until %v", e.Successor, st.at, latest)
+	}
+}
+
+// windowOf is the window of the notification that an event belongs to; negative if it is not known.
+func (m *simModel) windowOf(of Event) time.Duration {
+	for _, e := range m.events {
+		if e.Kind == EventNotification && e.Notification == "MOVING" && e.Seq == of.Seq && !e.Time.After(of.Time) {
+			return e.Window
+		}
+	}
+	return -1
+}
+
 // judgeTransactions: contiguous, and all or nothing.
 func (m *simModel) judgeTransactions() {
 	for _, c := range m.calls {
@@ -729,6 +876,44 @@ func (m *simModel) judgeEnd() {
 	}
 	if m.final != nil {
 		m.breaks("11: when all is well again: %v", m.final)
+	}
+	open, most := 0, m.s.opts.Conns
+	for _, c := range m.w.conns {
+		if !c.closed && m.owner[c] == "" {
+			open++
+		}
+	}
+	if len(m.listeners) > 0 {
+		most++
+	}
+	for _, c := range m.s.callers {
+		if c.kind == simPopper {
+			most++ // what was used for its commands is kept for the next, and handed off
+		}
+	}
+	if open > most && m.s.opts.MaxAge == 0 { // what ages may be in the middle of a handoff
+		m.breaks("11: %d connections are open, for %d bridges", open, most)
+	}
+	for _, b := range m.c.bridges {
+		b.mu.Lock()
+		m.judgeTimeline(b.record)
+		b.mu.Unlock()
+	}
+}
+
+// judgeTimeline: the steps of a handoff that have come are in their order.
+func (m *simModel) judgeTimeline(h Handoff) {
+	last := h.Received
+	for _, at := range []time.Time{h.Began, h.Ready, h.Holding, h.Promoted} {
+		if !at.IsZero() {
+			if at.Before(last) {
+				m.breaks("10: the timeline is out of order: %+v", h)
+			}
+			last = at
+		}
+	}
+	if h.HeldMax > max(m.c.opts.Maintenance.HoldCap, 0) {
+		m.breaks("5: the timeline says that a command was held for %v", h.HeldMax)
 	}
 }
 

@@ -558,9 +558,13 @@ type simRun struct {
 	dialled   time.Duration // Dial returned
 	dialErrs  []error
 	stats     Stats // when all had become quiet
+	renewals  []simRenewal
 	broken    []string
 	final     error // of a command when all is well again
 }
+
+// simRenewal is a call of Renew that succeeded.
+type simRenewal struct{ began, ended time.Duration }
 
 // simTrace is what the machine of a bridge was told and said.
 type simTrace struct {
@@ -777,7 +781,12 @@ func (x *simRun) act() {
 			go func() {
 				ctx, cancel := simContext(a.last)
 				defer cancel()
-				x.c.Renew(ctx)
+				began := w.now()
+				if x.c.Renew(ctx) == nil {
+					x.mu.Lock()
+					x.renewals = append(x.renewals, simRenewal{began, w.now()})
+					x.mu.Unlock()
+				}
 			}()
 		case simClose, simShutdown:
 			x.mu.Lock()

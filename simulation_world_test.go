@@ -108,12 +108,12 @@ type simPiece struct {
 
 // simConn is one connection. Its methods are the client's end; all fields are guarded by the world's lock.
 type simConn struct {
-	w      *simWorld
-	id     int
-	node   *simNode
-	link   *simLink
-	opened time.Duration
-	wakes  sync.Cond
+	w                       *simWorld
+	id                      int
+	node                    *simNode
+	link                    *simLink
+	dialled, opened, ponged time.Duration // the dial began, and was over, and the handshake was, but for the way of the PONG; 0: not yet
+	wakes                   sync.Cond
 
 	accepted, arrived, consumed int64         // bytes: taken from the client, come to the server, and used by it
 	acceptedAt                  time.Duration // the last of them were taken
@@ -144,7 +144,6 @@ type simConn struct {
 	// The server's state of it.
 	protocol int
 	opted    bool
-	ponged   bool // the handshake's PING was answered
 	db       int
 	busy     bool
 	waiting  *simCommand // a blocking command
@@ -230,14 +229,14 @@ func (w *simWorld) dial(ctx context.Context, network, addr string) (net.Conn, er
 	w.dials = append(w.dials, simDial{at: w.now(), addr: addr})
 	link := &w.s.links[n%len(w.s.links)]
 	w.mu.Unlock()
-	nc, err := w.connect(ctx, addr, link)
+	nc, err := w.connect(ctx, addr, link, w.now())
 	w.mu.Lock()
 	w.dials[n].over, w.dials[n].err = w.now(), err
 	w.mu.Unlock()
 	return nc, err
 }
 
-func (w *simWorld) connect(ctx context.Context, addr string, link *simLink) (net.Conn, error) {
+func (w *simWorld) connect(ctx context.Context, addr string, link *simLink, from time.Duration) (net.Conn, error) {
 	select {
 	case <-time.After(link.dial):
 	case <-ctx.Done():
@@ -253,7 +252,7 @@ func (w *simWorld) connect(ctx context.Context, addr string, link *simLink) (net
 	if i < 0 || w.nodes[i].troubles[simRefuses] > 0 {
 		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
 	}
-	c := &simConn{w: w, id: len(w.conns), node: w.nodes[i], link: link, opened: w.now(), protocol: 2, subs: map[string]bool{}, watches: map[string]bool{}}
+	c := &simConn{w: w, id: len(w.conns), node: w.nodes[i], link: link, dialled: from, opened: w.now(), protocol: 2, subs: map[string]bool{}, watches: map[string]bool{}}
 	c.wakes.L = &w.mu
 	c.lastRead = c.opened
 	w.conns = append(w.conns, c)
@@ -352,7 +351,7 @@ func (c *simConn) Write(b []byte) (n int, err error) {
 		if take > 0 {
 			c.acceptLocked(b[n : n+take])
 			n += take
-			if c.link.writePause > 0 && !c.link.socket && c.ponged && n < len(b) {
+			if c.link.writePause > 0 && !c.link.socket && c.ponged > 0 && n < len(b) {
 				c.w.mu.Unlock()
 				time.Sleep(c.link.writePause)
 				c.w.mu.Lock()
@@ -584,7 +583,7 @@ func (c *simConn) serveLocked() {
 		cmd := c.commands[0]
 		c.commands, c.consumed = c.commands[1:], cmd.end
 		delay := c.node.delay
-		if c.node.troubles[simSlow] == 0 || !c.ponged {
+		if c.node.troubles[simSlow] == 0 || c.ponged == 0 {
 			delay = 0
 		}
 		late := c.node.late && delay > 0
@@ -702,7 +701,7 @@ func (c *simConn) refusalLocked(name string) *ServerError {
 		return &ServerError{"READONLY", "You can't write against a read only replica."}
 	case tr[simMasterDown] > 0 && !simConnection[name]:
 		return &ServerError{"MASTERDOWN", "Link with MASTER is down and replica-serve-stale-data is set to 'no'."}
-	case tr[simMasterDown] > 0 && name == "PING" && !c.ponged:
+	case tr[simMasterDown] > 0 && name == "PING" && c.ponged == 0:
 		return &ServerError{"MASTERDOWN", "Link with MASTER is down and replica-serve-stale-data is set to 'no'."}
 	}
 	return nil
@@ -790,7 +789,9 @@ func (c *simConn) valueLocked(name string, args []string) any {
 		c.db, _ = strconv.Atoi(args[1])
 		return simStatus("OK")
 	case "PING":
-		c.ponged = true
+		if c.ponged == 0 {
+			c.ponged = max(w.now(), 1)
+		}
 		return simStatus("PONG")
 	case "ECHO":
 		return args[1]
