@@ -18,11 +18,10 @@ import (
 
 // mutation is one deliberate break: text that stands in a file exactly once, and what stands there instead.
 type mutation struct {
-	name      string
-	file      string
-	old, new  string
-	race      bool   // it is found with the race detector
-	scenarios string // how many are played; empty: 1000
+	name     string
+	file     string
+	old, new string
+	race     bool // it is found with the race detector
 }
 
 var mutations = []mutation{
