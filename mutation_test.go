@@ -71,7 +71,7 @@ var mutations = []mutation{
 	{name: "a gap is told where none is", file: "bridge.go",
 		old: "if in.confirmed && !sure[t] {", new: "if in.confirmed {"},
 	{name: "a session's connection is used again", file: "bridge.go",
-		old: "if b.session != nil || b.over() {", new: "if b.session = nil; b.over() {"},
+		old: "if b.session != nil || b.over() != nil {", new: "if b.session = nil; b.over() != nil {"},
 	{name: "an EXEC on a lost session is not said to be aborted", file: "bridge.go",
 		old: "if MaybeExecuted(err) || !errors.Is(err, ErrClosed) && !errors.Is(err, ErrNoConnection) {", new: "if err != ErrTxAborted {"},
 	{name: "a caller who reads is not tapped", file: "conn.go",
