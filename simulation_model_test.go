@@ -12,9 +12,12 @@ import (
 	"time"
 )
 
-// simModel is what several judgements need.
+// simModel is what several judgements need. What may still be added to is a copy.
 type simModel struct {
 	*simRun
+	events   []Event
+	traces   []*simTrace
+	renewals []simRenewal
 	executed map[string][]int // where in w.executions a token is
 	byToken  map[string]*simCall
 	nameless map[*simConn]bool   // what a connection was given the beginning of is known, see begunBy
@@ -25,6 +28,7 @@ func (x *simRun) judge() {
 	x.w.mu.Lock()
 	defer x.w.mu.Unlock()
 	m := &simModel{simRun: x, executed: map[string][]int{}, byToken: map[string]*simCall{}, owner: map[*simConn]string{}, nameless: map[*simConn]bool{}}
+	m.copy()
 	for i := range x.w.executions {
 		m.executed[x.w.executions[i].token] = append(m.executed[x.w.executions[i].token], i)
 	}
@@ -52,6 +56,18 @@ func (x *simRun) judge() {
 	}
 	m.judgeStats()
 	m.judgeEnd()
+}
+
+// copy takes what the client may still add to.
+func (m *simModel) copy() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.events, m.renewals = slices.Clone(m.simRun.events), slices.Clone(m.simRun.renewals)
+	for _, tr := range m.simRun.traces {
+		tr.b.mu.Lock()
+		m.traces = append(m.traces, &simTrace{tr.b, slices.Clone(tr.steps)})
+		tr.b.mu.Unlock()
+	}
 }
 
 // judgeDials looks at a Dial that failed: it must have had a reason.
