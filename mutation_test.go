@@ -40,7 +40,7 @@ var mutations = []mutation{
 	{name: "a live connection is retired by the clock", file: "bridge.go",
 		old: "b.stats.HandoffsGivenUp++", new: "b.stats.HandoffsGivenUp++\n\t\tif b.cur != nil {\n\t\t\tb.cur.hangUpLocked(errRetired)\n\t\t}"},
 	{name: "a message is recycled before its signal", file: "bridge.go",
-		old: "if own && err != nil {\n\t\tm.recycle()", new: "if err != nil {\n\t\tm.recycle()"},
+		old: "if own && err != nil {\n\t\tm.recycle()", new: "if own = err != nil; own {\n\t\tm.recycle()"},
 	{name: "a message is given back before its reply is taken", file: "bridge.go", race: true,
 		old: "reply := m.reply\n\tm.recycle()", new: "m.recycle()\n\treply := m.reply"},
 

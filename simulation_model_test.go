@@ -93,7 +93,7 @@ func (m *simModel) judgeTouches() {
 			token, _, whole := strings.Cut(string(c.buf[from:]), "\r\n")
 			if name, _, large := strings.Cut(token, "|"); whole || large {
 				m.nameless[c] = true
-				m.w.touched[name] = append(m.w.touched[name], simTouch{c, c.acceptedAt, c.count, false})
+				m.w.touched[name] = append(m.w.touched[name], simTouch{c, c.begunAt, c.count, false})
 			}
 		}
 	}
@@ -557,12 +557,13 @@ func (m *simModel) judgeAcross() {
 		}
 		last[e.conn] = i
 	}
+	slices.SortFunc(order, func(a, b *simConn) int { return int(a.opened - b.opened) })
 	for k := 1; k < len(order); k++ {
 		a, b := order[k-1], order[k]
 		if last[a] < first[b] || a.ending != simAlive {
 			continue
 		}
-		orderly, from, to := true, m.w.executions[first[a]].at, m.w.executions[first[b]].at
+		orderly, from, to := true, b.ponged, m.w.executions[first[b]].at
 		for _, st := range only.steps {
 			if st.a == promote && from <= st.at && st.at <= to && st.e != drained {
 				orderly = false

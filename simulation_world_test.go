@@ -79,9 +79,9 @@ const simBuffer = 128 << 10 // that a socket holds, with what is under way: a lo
 // simTouch is a place at which bytes of a command were accepted.
 type simTouch struct {
 	conn  *simConn
-	at    time.Duration
-	order int  // among all commands of the connection
-	whole bool // all of its bytes were
+	at    time.Duration // of the first
+	order int           // among all commands of the connection
+	whole bool          // all of its bytes were
 }
 
 // simExecution is a command that a server has carried out.
@@ -116,7 +116,7 @@ type simConn struct {
 	wakes                   sync.Cond
 
 	accepted, arrived, consumed int64         // bytes: taken from the client, come to the server, and used by it
-	acceptedAt                  time.Duration // the last of them were taken
+	begunAt                     time.Duration // when the first byte of what is in buf was taken
 	buf                         []byte
 	commands                    []simCommand
 	count                       int    // commands accepted
@@ -368,7 +368,9 @@ func (c *simConn) Write(b []byte) (n int, err error) {
 
 // acceptLocked takes bytes from the client.
 func (c *simConn) acceptLocked(b []byte) {
-	c.accepted, c.acceptedAt = c.accepted+int64(len(b)), c.w.now()
+	if c.accepted += int64(len(b)); len(c.buf) == 0 {
+		c.begunAt = c.w.now()
+	}
 	c.buf = append(c.buf, b...)
 	for {
 		args, n := simParse(c.buf)
@@ -378,10 +380,10 @@ func (c *simConn) acceptLocked(b []byte) {
 		end := c.accepted - int64(len(c.buf)-n)
 		cmd := simCommand{args, end - int64(n), end}
 		if token := cmd.token(); token != "" {
-			c.w.touched[token] = append(c.w.touched[token], simTouch{c, c.w.now(), c.count, true})
+			c.w.touched[token] = append(c.w.touched[token], simTouch{c, c.begunAt, c.count, true})
 		}
 		c.commands, c.count, c.last = append(c.commands, cmd), c.count+1, cmd.args[0]
-		c.buf = c.buf[n:]
+		c.buf, c.begunAt = c.buf[n:], c.w.now()
 	}
 	if c.ending == simClosed || c.ending == simStill || c.ending == simHole {
 		if c.ending == simClosed {
