@@ -623,12 +623,10 @@ func (m *simModel) judgeAnnouncements() {
 	told, joinedTo := map[string]bool{}, map[uint64]bool{}
 	var until time.Duration
 	for _, a := range m.s.actions {
-		if words := strings.Split(a.frame, "\r\n"); a.frame != "" && strings.Contains(strings.ToUpper(a.frame), "MOVING") {
-			number := ""
-			for _, w := range words[1:] {
-				if len(w) > 1 && (w[0] == ':' || w[0] == '+' && strings.ToUpper(w) != "+MOVING") && number == "" {
-					number = w[1:]
-				}
+		if _, behind, moves := strings.Cut(strings.ToUpper(a.frame), "MOVING\r\n"); moves {
+			number, _, _ := strings.Cut(behind, "\r\n")
+			if number = number[min(1, len(number)):]; strings.HasPrefix(behind, "$") || strings.HasPrefix(behind, "*") {
+				number = "" // what is no number
 			}
 			told[number] = true
 			until = max(until, a.at+a.last)

@@ -90,7 +90,8 @@ type simLink struct {
 type simCaller struct {
 	kind  simKind
 	at    time.Duration
-	topic string // of a subscriber: its kind of subscription
+	lease time.Duration // the end of the one context of all calls that have no patience of their own; 0: it does not end
+	topic string        // of a subscriber: its kind of subscription
 	names []string
 	steps []simStep
 }
@@ -181,6 +182,9 @@ func (s *simScript) String() string {
 	}
 	for i, c := range s.callers {
 		fmt.Fprintf(&b, "  caller %d %s from %v on", i, simKindNames[c.kind], c.at)
+		if c.lease != 0 {
+			fmt.Fprintf(&b, ", with a context that ends after %v", c.lease)
+		}
 		if c.names != nil {
 			fmt.Fprintf(&b, ", %sSUBSCRIBE %v", strings.ToUpper(c.topic), c.names)
 		}
@@ -254,7 +258,14 @@ func simGenerate(seed uint64) *simScript {
 		s.links = append(s.links, s.generateLink(r))
 	}
 	pace := pick(r, 300*us, 2*ms, 10*ms, 60*ms)
-	for range 1 + r.IntN(7) {
+	if r.oneIn(5) { // who is alone, and calls again at once, reads its replies itself
+		pace = 300 * us
+		s.callers = append(s.callers, generateLone(r))
+	}
+	for range r.IntN(2) * len(s.callers) { // seldom with others
+		s.callers = append(s.callers, s.generateCaller(r, 10*ms))
+	}
+	for range (1 + r.IntN(7)) * max(1-len(s.callers), 0) {
 		s.callers = append(s.callers, s.generateCaller(r, pace))
 	}
 	if r.oneIn(6) { // a burst: many who call at the same moment
@@ -335,6 +346,14 @@ func (s *simScript) generateLink(r simDice) (l simLink) {
 		l.cutDown = 1 + r.IntN(pick(r, 200, 1000, 5000, 100000))
 	}
 	return l
+}
+
+func generateLone(r simDice) (c simCaller) {
+	c.at, c.lease = r.span(ms), pick(r, 0, r.span(20*ms)+us)
+	for range 10 + r.IntN(40) {
+		c.steps = append(c.steps, simStep{think: r.span(pick(r, 0, 100*us, 400*us)), what: pick(r, simEcho, simIncr, simAppend), key: r.IntN(4)})
+	}
+	return c
 }
 
 func (s *simScript) generateCaller(r simDice, pace time.Duration) (c simCaller) {
@@ -723,13 +742,7 @@ func (s *simScript) closes() bool {
 
 // finish is what must go well when all is well again.
 func (x *simRun) finish() {
-	for try := range 5 { // a link may end with a byte that was not reached before
-		x.final = x.c.Do(background, "ECHO", "~final."+strconv.Itoa(try)).Err()
-		if x.final == nil {
-			break
-		}
-		time.Sleep(2 * time.Second)
-	}
+	x.final = x.c.Do(background, "ECHO", "~final").Err()
 	for _, name := range []string{"c1", "c2", "c11"} {
 		for range 2 {
 			x.w.do(func() {
@@ -866,10 +879,16 @@ func simReplyText(r Reply) string {
 func (x *simRun) play(quiet context.Context, i int) {
 	c := &x.s.callers[i]
 	time.Sleep(c.at)
+	lease, leaseEnds := background, simForever
+	if c.lease > 0 {
+		ctx, cancel := simContext(c.lease)
+		defer cancel()
+		lease, leaseEnds = ctx, x.w.now()+c.lease
+	}
 	for j := range c.steps {
 		st := &c.steps[j]
 		time.Sleep(st.think)
-		ctx, cancel, limit := background, context.CancelFunc(func() {}), simForever
+		ctx, cancel, limit := lease, context.CancelFunc(func() {}), leaseEnds
 		switch {
 		case st.patience > 0:
 			ctx, cancel = simContext(st.patience)
@@ -877,7 +896,7 @@ func (x *simRun) play(quiet context.Context, i int) {
 		case st.patience < 0:
 			ctx, cancel = context.WithCancel(ctx)
 			cancel()
-			limit = x.w.now()
+			limit = min(limit, x.w.now())
 		}
 		x.step(quiet, ctx, i, j, st, limit)
 		cancel()

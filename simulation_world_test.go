@@ -174,6 +174,7 @@ type simWorld struct {
 	transactns int
 	blocked    []*simConn // blocking commands, first come first served
 	hosts      []int      // the nodes that the name stands for
+	calm       bool       // no link ends any more
 }
 
 // simPublished is a message, in the one order of all.
@@ -342,7 +343,7 @@ func (c *simConn) Write(b []byte) (n int, err error) {
 			return n, nil
 		}
 		take := min(len(b)-n, simBuffer-int(c.accepted-c.consumed))
-		if limit := c.link.cutUp; limit > 0 && c.ending == simAlive {
+		if limit := c.link.cutUp; limit > 0 && c.ending == simAlive && !c.w.calm {
 			take = min(take, limit-int(c.accepted))
 		}
 		if c.link.writeMax > 0 {
@@ -357,7 +358,7 @@ func (c *simConn) Write(b []byte) (n int, err error) {
 				c.w.mu.Lock()
 			}
 		}
-		if limit := c.link.cutUp; limit > 0 && c.accepted == int64(limit) && c.ending == simAlive {
+		if limit := c.link.cutUp; limit > 0 && c.accepted == int64(limit) && c.ending == simAlive && !c.w.calm {
 			c.endLocked(c.link.cutBy, fmt.Sprintf("byte %d was written", limit))
 		}
 		if take == 0 && c.ending != simReset && !c.closed {
@@ -527,7 +528,7 @@ func (c *simConn) saysLocked(raw []byte) {
 		return
 	}
 	cut := false
-	if limit := int64(c.link.cutDown); limit > 0 && c.sent+int64(len(raw)) >= limit {
+	if limit := int64(c.link.cutDown); limit > 0 && c.sent+int64(len(raw)) >= limit && !c.w.calm {
 		raw, cut = raw[:limit-c.sent], true
 	}
 	c.sent += int64(len(raw))
@@ -990,7 +991,7 @@ func (n *simNode) cutLocked(w *simWorld, how simEnding, why string, window bool)
 
 // calmLocked is the network coming back: the name stands for all nodes, and what was cut off silently is reset, which its ends now learn.
 func (w *simWorld) calmLocked() {
-	w.hosts = []int{0, 1, 2}
+	w.hosts, w.calm = []int{0, 1, 2}, true
 	for _, c := range w.conns {
 		if (c.ending == simHole || c.ending == simStill) && !c.closed {
 			c.ending, c.down = simReset, nil
