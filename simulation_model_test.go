@@ -563,10 +563,10 @@ func (m *simModel) judgeAcross() {
 		if last[a] < first[b] || a.ending != simAlive {
 			continue
 		}
-		orderly, from, to := true, b.ponged, m.w.executions[first[b]].at
+		orderly, from, to := false, b.ponged, m.w.executions[first[b]].at
 		for _, st := range only.steps {
-			if st.a == promote && from <= st.at && st.at <= to && st.e != drained {
-				orderly = false
+			if st.a == promote && from <= st.at && st.at <= to { // the last of them tells
+				orderly = st.e == drained
 			}
 		}
 		if orderly && !m.lostBetween(from, to) {
