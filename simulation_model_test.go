@@ -628,6 +628,9 @@ func (m *simModel) judgeAnnouncements() {
 			if number = number[min(1, len(number)):]; strings.HasPrefix(behind, "$") || strings.HasPrefix(behind, "*") {
 				number = "" // what is no number
 			}
+			if a.what == simSays && a.again { // it says so for ever, to each that opts in
+				return
+			}
 			told[number] = true
 			until = max(until, a.at+a.last)
 			if a.again {
