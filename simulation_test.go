@@ -467,6 +467,9 @@ func (s *simScript) generateMove(r simDice, at time.Duration, node int, seq *int
 	if !r.oneIn(3) {
 		a.how = pick(r, simClosed, simClosed, simReset)
 	}
+	if r.oneIn(4) { // earlier than was announced
+		a.last = r.span(min(a.last, 200*ms))
+	}
 	s.actions = append(s.actions, a)
 	for r.oneIn(4) { // the same once more, from the same node or another
 		a := simAction{at: at + r.span(300*ms), what: simSays, node: pick(r, node, r.IntN(simNodes)), frame: frame}
