@@ -299,7 +299,7 @@ func (s *simScript) generateOptions(r simDice) {
 	if r.oneIn(4) {
 		o.MaxMessages = 1 + r.IntN(20)
 	}
-	o.HoldCap = pick(r, -1, 0, 0, ms, 20*ms, 500*ms)
+	o.HoldCap = pick(r, -1, 0, 0, ms, 20*ms, 500*ms, 500*ms)
 	o.Relaxed = pick(r, -1, 0, 300*ms, 2*time.Second)
 	o.WindowMax = pick(r, 0, 0, 500*ms)
 	o.PostEvent = pick(r, 0, -1, 100*ms)

@@ -690,6 +690,8 @@ func (c *simConn) executeLocked(cmd *simCommand) []byte {
 type simRaw []byte // a reply, or several frames, encoded
 
 var (
+	simWhileLoading = map[string]bool{"HELLO": true, "CLIENT": true, "SELECT": true, "MULTI": true, "EXEC": true, "DISCARD": true, "WATCH": true, "UNWATCH": true}
+
 	simWrites     = map[string]bool{"SET": true, "INCR": true, "RPUSH": true, "BLPOP": true}
 	simConnection = map[string]bool{"HELLO": true, "CLIENT": true, "SELECT": true, "MULTI": true, "EXEC": true, "DISCARD": true, "WATCH": true, "UNWATCH": true,
 		"SUBSCRIBE": true, "PSUBSCRIBE": true, "SSUBSCRIBE": true, "UNSUBSCRIBE": true, "PUNSUBSCRIBE": true, "SUNSUBSCRIBE": true, "PING": true, "ECHO": true, "PUBLISH": true}
@@ -698,7 +700,7 @@ var (
 // refusalLocked is what the node's state has it say to a command, if it is not carried out.
 func (c *simConn) refusalLocked(name string) *ServerError {
 	switch tr := &c.node.troubles; {
-	case tr[simLoading] > 0 && name != "HELLO" && name != "CLIENT" && name != "SELECT":
+	case tr[simLoading] > 0 && !simWhileLoading[name]:
 		return &ServerError{"LOADING", "Redis is loading the dataset in memory"}
 	case tr[simReadOnly] > 0 && simWrites[name]:
 		return &ServerError{"READONLY", "You can't write against a read only replica."}
