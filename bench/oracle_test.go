@@ -297,6 +297,8 @@ func strayed(raw string, err error) bool {
 	case "string does not end where its length says": // it does not look there
 		n, _ := strconv.Atoi(line)
 		return len(rest) < n+2 || rest[n:n+2] != "\r\n"
+	case "verbatim string without its type": // in a push, whose parts it does not look at
+		return raw[at] == '=' && (len(rest) < 4 || rest[3] != ':')
 	case "push inside another value": // it takes one for an array
 		return raw[at] == '>'
 	case "reply nested too deeply or of too many elements", "length beyond the limit", "reply of too many bytes":
