@@ -1625,17 +1625,17 @@ func (s *Subscription) All(ctx context.Context) iter.Seq2[Message, error] {
 func (s *Subscription) Add(ctx context.Context, names ...string) error {
 	b := s.h.b
 	timeout := cmp.Or(max(b.c.relax.effective(b.c.opts.Timeout, now()), 0), maxSpan) // a year for none
-	ctx, cancel := context.WithTimeoutCause(ctx, timeout, ErrTimeout)
-	defer cancel()
+	late := time.NewTimer(timeout)
+	defer late.Stop()
+	err := ctx.Err()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var added []*interest
-	err := context.Cause(ctx)
 	if err == nil {
 		added = s.h.addLocked(s, names)
 	}
 	for i := 0; i < len(added) && err == nil; i++ {
-		err = s.confirmedLocked(ctx, added[i])
+		err = s.confirmedLocked(ctx, late, timeout, added[i])
 	}
 	if err == nil {
 		return nil
@@ -1648,11 +1648,15 @@ func (s *Subscription) Add(ctx context.Context, names ...string) error {
 	return &callError{"subscribe", err}
 }
 
-// confirmedLocked waits, unlocked, until the server has confirmed a topic.
-func (s *Subscription) confirmedLocked(ctx context.Context, in *interest) (err error) {
+// confirmedLocked waits, unlocked, until the server has confirmed a topic. Timeout begins anew while a handoff is to bring a connection.
+func (s *Subscription) confirmedLocked(ctx context.Context, late *time.Timer, timeout time.Duration, in *interest) (err error) {
 	b := s.h.b
 	for {
 		switch {
+		case err == ErrTimeout && b.awaitedLocked(now()):
+			late.Reset(timeout)
+			err = nil
+			continue
 		case err == ErrTimeout && b.cur == nil:
 			return fmt.Errorf("%w: %w", err, b.noConnectionLocked())
 		case err != nil:
@@ -1670,8 +1674,10 @@ func (s *Subscription) confirmedLocked(ctx context.Context, in *interest) (err e
 		b.mu.Unlock()
 		select {
 		case <-changed:
+		case <-late.C:
+			err = ErrTimeout
 		case <-ctx.Done():
-			err = context.Cause(ctx)
+			err = ctx.Err()
 		case <-b.c.ctx.Done(): // and the bridge is closed
 		}
 		b.mu.Lock()

@@ -455,3 +455,27 @@ func TestSubscriptionToAChannelThatAnotherLeftInTheHandoff(t *testing.T) {
 		}
 	})
 }
+
+// A first Subscribe waits for a successor that does not answer as long as other calls do.
+func TestSubscribeWaitsForAnAnnouncedSuccessor(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStage(t, func(o *Options) {
+			o.Timeout, o.Maintenance.RelaxedTimeout = time.Second, -1
+			dial := o.Dialer
+			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				if addr == "10.9.9.9:6379" {
+					<-ctx.Done()
+					return nil, ctx.Err()
+				}
+				return dial(ctx, network, addr)
+			}
+		})
+		s.a.Move("10.9.9.9:6379", 2*time.Second)
+		synctest.Wait()
+		subscription, err := s.c.Subscribe(background, "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		subscription.Close()
+	})
+}
