@@ -308,7 +308,9 @@ func (d *decoder) readFrom(r io.Reader) (int, error) {
 	}
 	from := d.buf[d.begin:]
 	d.buf = to[:rest]
-	copy(d.buf, from) // which does nothing where they are the same; append would move a large reply at each read
+	if unsafe.SliceData(from) != unsafe.SliceData(to) { // else a large reply would be moved onto itself at each read
+		copy(d.buf, from)
+	}
 	if size <= busyBuffer {
 		d.spare = to[:0]
 	}
