@@ -650,7 +650,7 @@ func (c *Client) report() {
 //	B1   cur, next and old are among conns, each once, and none of conns is over
 //	B2   what is neither cur nor next is retired or broken; these are two, and not retired
 //	B3   Holding has a replacement and a connection to replace; no other phase has a replacement
-//	B4   Holding has something in flight (subscriptions hold for another reason)
+//	B4   Holding has something in flight, or what it replaces is broken and about to end (subscriptions hold for another reason)
 //	B5   what stands in the backlog and may be written has the flusher awake, or somebody who writes
 //	B6   the dialler runs whenever a connection is needed, and only the dialler dials
 //	B7   the timer comes no later than the phase ends, and than the next sweep if anything waits

@@ -157,7 +157,7 @@ func (b *bridge) check() {
 	invariant("B2", b.next == nil || !b.next.retired)
 	holding := b.hand.phase == PhaseHolding
 	invariant("B3", (b.next != nil) == holding && (b.cur != nil || !holding), b.hand, b.cur == nil, b.next == nil)
-	invariant("B4", !holding || b.hub != nil || !b.cur.inFlight.empty(), b.hand)
+	invariant("B4", !holding || b.hub != nil || !b.cur.inFlight.empty() || b.cur.broken != nil, b.hand)
 	if cur := b.cur; cur.aliveLocked() && !holding && !b.backlog.empty() {
 		invariant("B5", cur.awake || cur.writing || cur.waking || !cur.roomLocked(b.backlog.head, b.c.opts.MaxInFlight))
 	}

@@ -236,7 +236,7 @@ func (m *simModel) judgeCut(c *simCall, name string) {
 	conn := m.connOf(c)
 	switch {
 	case conn == nil && len(c.tokens) == 0: // by the PING with which a session begins
-		if !slices.ContainsFunc(m.w.conns, func(o *simConn) bool { return o.opened >= c.began && o.ending != simAlive && o.endedAt <= c.ended }) {
+		if !m.endedIn(c.began, c.ended) {
 			m.breaks("6: %s failed, and no connection was lost: %v", name, c.err)
 		}
 	case conn == nil:
@@ -385,6 +385,9 @@ func (m *simModel) relaxedAt(at time.Duration) time.Duration {
 // judgeNoConnection: "FailFast is judged at the door (no connection, no handoff in force, not the first dial) and at two moments: a
 // connection ends with no handoff in force; a handoff ends without a connection."
 func (m *simModel) judgeNoConnection(c *simCall, name string) {
+	if (c.what == simSession || c.what == simWatch) && len(c.tokens) == 0 && m.endedIn(c.began, c.ended) {
+		return // a session is over when its connection ends, also if that is before it has begun
+	}
 	if !m.s.opts.FailFast {
 		m.breaks("6: %s failed for want of a connection, which the policy is to wait for: %v", name, c.err)
 		return
@@ -412,6 +415,11 @@ func (m *simModel) judgeNoConnection(c *simCall, name string) {
 	if connected {
 		m.breaks("6: %s failed for want of a connection, and there was one: %v", name, c.err)
 	}
+}
+
+// endedIn says that the world ended a connection which was made between from and to.
+func (m *simModel) endedIn(from, to time.Duration) bool {
+	return slices.ContainsFunc(m.w.conns, func(o *simConn) bool { return o.opened >= from && o.ending != simAlive && o.endedAt <= to })
 }
 
 // judgeSessionLost: when a session is lost, every call fails with ErrNoConnection, never sent, "and one with an EXEC is ErrTxAborted, too".
@@ -665,6 +673,12 @@ func (m *simModel) judgeJitter() {
 		return
 	}
 	e := m.events[i]
+	newer := func(o Event) bool { // every dial follows the newest, on whatever connection that was read
+		return o.Kind == EventNotification && o.Notification == "MOVING" && o.Seq != e.Seq
+	}
+	if slices.ContainsFunc(m.events, newer) {
+		return
+	}
 	named := slices.IndexFunc(m.w.nodes, func(n *simNode) bool { return n.addr == e.Successor && n.id > 0 })
 	latest := st.at + min(m.windowOf(e)/10, time.Second)
 	if named < 0 || only.steps[1].at <= latest || m.closing <= latest || m.lostBetween(0, latest) || m.windowOf(e) < 0 {
@@ -870,7 +884,9 @@ func (m *simModel) judgeStats() {
 		case c.what == simSession || c.what == simWatch || c.what == simListen || c.what == simTx:
 			exact = false
 		case c.err == nil || !c.over:
-		case c.limit <= c.began: // it was never given
+		case c.limit == c.began: // within an instant it is not known whether it was given
+			exact = false
+		case c.limit < c.began: // it was never given
 		default:
 			if errors.Is(c.err, ErrTimeout) {
 				timedOut += uint64(c.want)
