@@ -277,10 +277,54 @@ func simGenerate(seed uint64) *simScript {
 	if s.profile != simQuiet {
 		s.generateActions(r, 20*pace)
 	}
+	switch r.IntN(16) {
+	case 0:
+		s.generateLongHold(r)
+	case 1:
+		s.generateBusyTopic(r)
+	}
 	for _, a := range s.actions {
 		s.calm = max(s.calm, a.at+a.last)
 	}
 	return s
+}
+
+// generateLongHold has a slow server, which answers later than Timeout, announce that it moves: what is held waits for as long as that.
+func (s *simScript) generateLongHold(r simDice) {
+	s.profile = simFaulty
+	o := &s.opts
+	o.Conns, o.Timeout, o.DialTimeout, o.HoldCap, o.Relaxed = 1, 20*ms, time.Second, pick(r, 500*ms, 500*ms, 40*ms), pick(r, -1, -1, 300*ms)
+	for range 3 {
+		c := simCaller{at: r.span(10 * ms)}
+		for range 8 {
+			c.steps = append(c.steps, simStep{think: r.span(8 * ms), what: pick(r, simEcho, simIncr, simBatch), n: 1 + r.IntN(3), key: r.IntN(4)})
+		}
+		s.callers = append(s.callers, c)
+	}
+	seq := 0
+	s.actions = append(s.actions, simAction{at: 5 * ms, what: simTroubled, state: simSlow, delay: 80 * ms, late: r.oneIn(2), last: 300 * ms})
+	s.generateMove(r, 10*ms+r.span(20*ms), 0, &seq)
+	if r.oneIn(2) { // and the replacement is lost in the hold
+		for node := 1; node < simNodes; node++ {
+			s.actions = append(s.actions, simAction{at: 30*ms + r.span(60*ms), what: simCut, node: node, how: simReset})
+		}
+	}
+	slices.SortStableFunc(s.actions, func(a, b simAction) int { return int(a.at - b.at) })
+}
+
+// generateBusyTopic has much published while a subscription moves.
+func (s *simScript) generateBusyTopic(r simDice) {
+	s.callers = append(s.callers, simCaller{kind: simSubscriber, at: ms, names: []string{"c1"}, steps: []simStep{{what: simListen}}})
+	for range 2 {
+		c := simCaller{at: r.span(10 * ms)}
+		for range 100 {
+			c.steps = append(c.steps, simStep{think: r.span(ms), what: simPublish, n: 2})
+		}
+		s.callers = append(s.callers, c)
+	}
+	seq := 0
+	s.generateMove(r, 10*ms+r.span(20*ms), 0, &seq)
+	slices.SortStableFunc(s.actions, func(a, b simAction) int { return int(a.at - b.at) })
 }
 
 func (s *simScript) generateOptions(r simDice) {
