@@ -251,17 +251,28 @@ func (m *simModel) judgeCut(c *simCall, name string) {
 	}
 }
 
-// begunBy finds, for a call that was cut off and of which no token was taken, a connection that ended behind the beginning of a command
-// without telling whose it was. Each stands for one call.
+// begunBy finds, for a call that was cut off and of which no token was taken, the connection that ended last before, behind the beginning of a
+// command without telling whose it was. Each stands for one call.
 func (m *simModel) begunBy(c *simCall) bool {
+	var last *simConn
+	var lastAt time.Duration
 	for _, conn := range m.w.conns {
-		over := conn.ending != simAlive && conn.endedAt <= c.ended || conn.closed && conn.closedAt <= c.ended
-		if over && !m.nameless[conn] && (len(conn.buf) > 0 || conn.last == "MULTI") {
-			m.nameless[conn] = true
-			return true
+		at := simForever
+		if conn.ending != simAlive {
+			at = conn.endedAt
+		}
+		if conn.closed {
+			at = min(at, conn.closedAt)
+		}
+		begun := !m.nameless[conn] && (len(conn.buf) > 0 || conn.last == "MULTI")
+		if at <= c.ended && begun && (last == nil || at >= lastAt) {
+			last, lastAt = conn, at
 		}
 	}
-	return false
+	if last != nil {
+		m.nameless[last] = true
+	}
+	return last != nil
 }
 
 // silent says that nothing had come for twice the Timeout.
