@@ -198,7 +198,7 @@ var faultRows = []faultRow{
 		large:   true,
 		fault: func(s *faultStage) {
 			s.link.Freeze(true)
-			s.await("a write is stuck", func() bool { return s.writing() })
+			s.stuck()
 			s.crew.hasty(20)
 			if !s.writing() {
 				s.t.Error("the write was not stuck")
@@ -213,7 +213,7 @@ var faultRows = []faultRow{
 		may:     failTimes, must: []string{failLate, failWaited}, large: true, options: hurried,
 		fault: func(s *faultStage) {
 			s.link.Freeze(true)
-			s.await("a write is stuck", func() bool { return s.writing() })
+			s.stuck()
 			s.crew.hasty(20)
 			s.noticed()
 			s.link.Freeze(false)
@@ -749,6 +749,25 @@ func (s *faultStage) noticed() {
 	s.crew.kinds(failLate, failWaited)
 	s.await("silent connections are given up, and dials fail", func() bool {
 		return !s.connected(s.c.bridges[0]) && !s.connected(s.c.hub.b) && s.events.count(EventDialFailed) >= 2
+	})
+}
+
+// stuck waits until a write is stuck: nothing more was taken of it for some time. On a machine that stands still that is seen too early.
+func (s *faultStage) stuck() {
+	s.t.Helper()
+	var last int64
+	var since time.Time
+	s.await("a write is stuck", func() bool {
+		b := s.c.bridges[0]
+		b.mu.Lock()
+		cur := b.cur
+		b.mu.Unlock()
+		if cur == nil || !s.writing() || cur.wrote.Load() != last {
+			if since = time.Now(); cur != nil {
+				last = cur.wrote.Load()
+			}
+		}
+		return time.Since(since) > time.Second
 	})
 }
 
