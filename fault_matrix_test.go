@@ -213,7 +213,7 @@ var faultRows = []faultRow{
 		may:     failTimes, must: []string{failLate, failWaited}, large: true, options: hurried,
 		fault: func(s *faultStage) {
 			s.link.Freeze(true)
-			s.stuck()
+			s.await("a write is under way", s.writing)
 			s.crew.hasty(20)
 			s.noticed()
 			s.link.Freeze(false)
@@ -767,7 +767,7 @@ func (s *faultStage) stuck() {
 				last = cur.wrote.Load()
 			}
 		}
-		return time.Since(since) > time.Second
+		return time.Since(since) > 150*time.Millisecond
 	})
 }
 
