@@ -163,6 +163,9 @@ func (l *Link) accept() {
 }
 
 func (l *Link) admit(client net.Conn) {
+	if tcp, ok := client.(*net.TCPConn); ok {
+		tcp.SetReadBuffer(64 << 10) // a frozen link is full soon: left alone, the kernel's buffer grows to megabytes
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
