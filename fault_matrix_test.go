@@ -236,7 +236,7 @@ var faultRows = []faultRow{
 		promise: "another client kills all that send commands: what is in flight fails as maybe executed; subscribers do not notice",
 		may:     []string{failCut}, must: []string{failCut}, direct: true,
 		fault: func(s *faultStage) {
-			for range 3 {
+			for range 10 { // often enough for something to be in flight
 				s.loseSome(true, false, func() { s.kill("TYPE", "normal") })
 			}
 		},
@@ -256,7 +256,7 @@ var faultRows = []faultRow{
 		promise: "another client kills everybody: what is in flight fails as maybe executed, and a gap is reported",
 		may:     []string{failCut}, must: []string{failCut}, direct: true,
 		fault: func(s *faultStage) {
-			for range 3 {
+			for range 10 { // often enough for something to be in flight
 				s.lose(func() { s.kill("USER", "default") })
 			}
 		},
