@@ -265,11 +265,14 @@ func (s *soaker) playRenew() {
 	}
 }
 
-func (s *soaker) playRenewInHandoff() {
+func (s *soaker) playRenewInHandoff() { s.inHandoff(600*time.Millisecond, s.renew) }
+
+// inHandoff does something at any moment of a handoff, until so long after its announcement.
+func (s *soaker) inHandoff(until time.Duration, do func()) {
 	from, to := s.at, s.other(s.at)
 	m := s.move(from, to.Addr(), 4*time.Second, cleanEnd, windowEnd)
-	s.pause(s.between(0, 600*time.Millisecond))
-	s.renew()
+	s.pause(s.between(0, until))
+	do()
 	s.arrive(m, to, 0.8)
 	s.ends(m)
 }
@@ -318,15 +321,8 @@ func (s *soaker) playCut() {
 	}
 }
 
-// At any moment of a handoff: every dial goes to the successor, also after a cut.
-func (s *soaker) playCutInHandoff() {
-	from, to := s.at, s.other(s.at)
-	m := s.move(from, to.Addr(), 4*time.Second, cleanEnd, windowEnd)
-	s.pause(s.between(0, 800*time.Millisecond))
-	s.cut()
-	s.arrive(m, to, 0.8)
-	s.ends(m)
-}
+// Every dial goes to the successor, also after a cut.
+func (s *soaker) playCutInHandoff() { s.inHandoff(800*time.Millisecond, s.cut) }
 
 func (s *soaker) playRefusals() {
 	over := s.disturb("refusals", hard)
