@@ -956,7 +956,7 @@ func (b *bridge) pumpLocked() {
 // endedLocked forgets a connection of which nothing is left.
 func (b *bridge) endedLocked(c *conn, cut int) {
 	if b.hub != nil {
-		delete(b.hub.feeds, c)
+		b.hub.endedLocked(c)
 	}
 	b.conns = slices.DeleteFunc(b.conns, func(other *conn) bool { return other == c })
 	if b.stats.Failed += uint64(cut); cut > 0 {
@@ -1743,6 +1743,7 @@ type feed struct {
 	tuning bool           // tune runs for it
 	asks   []*request     // that the server has not answered yet, in their order
 	seen   []published    // what came, as long as another connection may bring some of the same
+	old    *feed          // what it takes over from, until it has, even if that has ended
 }
 
 // published is what came of one topic, or a gap in the queue of a subscription.
@@ -1952,15 +1953,24 @@ func (h *hub) deliverLocked(p published) {
 }
 
 func (h *hub) startLocked(c *conn) {
-	if cur := h.feeds[h.b.cur]; cur != nil && cur.live {
+	cur := h.feeds[h.b.cur]
+	if cur != nil && cur.live {
 		cur.seen = nil
 	}
-	f := &feed{c: c, have: map[topic]bool{}, todo: map[topic]bool{}, ended: map[topic]int{}}
+	f := &feed{c: c, have: map[topic]bool{}, todo: map[topic]bool{}, ended: map[topic]int{}, old: cur}
 	for t := range h.topics {
 		f.todo[t] = true
 	}
 	h.feeds[c] = f
 	h.tuneLocked(f)
+}
+
+// endedLocked forgets a connection. What it had delivered, if it was in service, is for the one that takes over from it.
+func (h *hub) endedLocked(c *conn) {
+	if f := h.feeds[c]; f != nil {
+		f.old = nil
+		delete(h.feeds, c)
+	}
 }
 
 // tuneLocked has what a connection, if there is one, is subscribed to brought into line with what is wanted.
@@ -2103,11 +2113,12 @@ func (h *hub) judgeLocked(f *feed, asked []*request) (usable bool) {
 // takeOverLocked lets a new connection deliver. While one replaces another, what is published comes by both, until the other has ended its
 // subscriptions: nothing is missed, and what came twice is taken out here. Fences tell how much that is at least: what the old one delivers after
 // the answer to a PING sent when the new one was subscribed, and what the new one has delivered before that to a PING sent before the old one ends.
+// If the old one has ended before, some may be missing, but what it had delivered is taken out, too.
 func (h *hub) takeOverLocked(f *feed) {
-	b, old := h.b, h.feeds[h.b.cur]
+	b, old := h.b, f.old
 	var sure map[topic]bool
 	twice := map[topic]int{}
-	if f.c == b.next && old != nil {
+	if old != nil && old.live {
 		var certain, early map[topic][]published
 		if _, err := h.fenceLocked(old, nil, nil); err == nil {
 			n := len(old.seen)
@@ -2144,7 +2155,7 @@ func (h *hub) takeOverLocked(f *feed) {
 			h.deliverLocked(p)
 		}
 	}
-	f.live, f.seen = true, nil
+	f.live, f.seen, f.old = true, nil, nil
 	maps.DeleteFunc(h.feeds, func(c *conn, _ *feed) bool { return c != f.c && c != b.next })
 	h.changedLocked()
 }

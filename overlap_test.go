@@ -135,15 +135,16 @@ func (sc *scene) heardAll(names ...string) {
 	}
 }
 
-// wasTold says that a subscription goes on, has heard everything in order, and that gaps, no more than two for a topic, stand where it has not.
+// wasTold says that a subscription goes on, has heard everything once and in order, and that gaps, no more than two for a topic, stand where it has
+// not.
 func (sc *scene) wasTold(names ...string) {
 	sc.t.Helper()
 	for _, name := range names {
 		e := sc.ears[name]
 		for _, topic := range onScene[name] {
-			missed, _ := e.judge(topic, 0, sc.aired[airedAs(topic)])
-			if _, err := e.all(); len(missed) > 0 || e.gaps() > 2*len(onScene[name]) || err != nil {
-				sc.t.Errorf("%s of %s: missed %v and was not told; %d gaps, ended with %v", name, topic, missed, e.gaps(), err)
+			missed, repeated := e.judge(topic, 0, sc.aired[airedAs(topic)])
+			if _, err := e.all(); len(missed)+len(repeated) > 0 || e.gaps() > 2*len(onScene[name]) || err != nil {
+				sc.t.Errorf("%s of %s: missed %v and was not told, repeated %v; %d gaps, ended with %v", name, topic, missed, repeated, e.gaps(), err)
 			}
 		}
 	}
