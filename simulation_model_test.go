@@ -429,9 +429,11 @@ func (m *simModel) judgeNoConnection(c *simCall, name string) {
 	}
 }
 
-// endedIn says that the world ended a connection which was made between from and to.
+// endedIn says that the world ended a connection which was made between from and to, or left it silent for so long that the client did.
 func (m *simModel) endedIn(from, to time.Duration) bool {
-	return slices.ContainsFunc(m.w.conns, func(o *simConn) bool { return o.opened >= from && o.ending != simAlive && o.endedAt <= to })
+	return slices.ContainsFunc(m.w.conns, func(o *simConn) bool {
+		return o.opened >= from && (o.ending != simAlive && o.endedAt <= to || o.closed && o.closedAt <= to && m.silent(o, to))
+	})
 }
 
 // judgeSessionLost: when a session is lost, every call fails with ErrNoConnection, never sent, "and one with an EXEC is ErrTxAborted, too".
