@@ -585,13 +585,16 @@ func (m *simModel) judgeAcross() {
 		if last[a] < first[b] || a.ending != simAlive {
 			continue
 		}
-		orderly, from, to := false, b.ponged, m.w.executions[first[b]].at
+		promotions, orderly, from, to := 0, 0, b.ponged, m.w.executions[first[b]].at
 		for _, st := range only.steps {
-			if st.a == promote && from <= st.at && st.at <= to { // the last of them tells
-				orderly = st.e == drained
+			if st.a == promote && from <= st.at && st.at <= to { // one of them was its own
+				promotions++
+				if st.e == drained {
+					orderly++
+				}
 			}
 		}
-		if orderly && !m.lostBetween(from, to) {
+		if promotions > 0 && orderly == promotions && !m.lostBetween(from, to) {
 			m.breaks("4: %s was executed on connection %d after %s on connection %d, which had taken its place", m.w.executions[last[a]].token, a.id, m.w.executions[first[b]].token, b.id)
 		}
 	}
@@ -818,7 +821,7 @@ func (m *simModel) judgeListener(l *simListener) {
 	first, gap, missed, losses := true, time.Duration(-1), 0, m.losses()
 	skip := func(to int) {
 		for ; next < to; next++ {
-			if due[next].at > gap {
+			if due[next].at > max(gap, l.confirmed) {
 				m.breaks("8: %s missed %q, published at %v, without a gap", name, due[next].payload, due[next].at)
 			}
 			missed--

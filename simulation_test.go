@@ -355,7 +355,9 @@ func (s *simScript) generateOptions(r simDice) {
 	if r.oneIn(20) {
 		o.MaxAge = time.Second + r.span(3*time.Second)
 	}
-	o.Named = r.oneIn(8)
+	if o.Named = r.oneIn(8); o.Named && o.DialTimeout > 0 {
+		o.DialTimeout = max(o.DialTimeout, simNodes*50*ms) // each of the addresses has its share of it
+	}
 	o.RefuseSuccessors = r.oneIn(16)
 	o.Mode = pick(r, Auto, Auto, Auto, Auto, Auto, Auto, Auto, Disabled)
 }
@@ -760,6 +762,7 @@ func simPlay(s *simScript) *simRun {
 	case <-time.After(3 * time.Hour): // how long each may take is judged later
 		x.breaks("1: a call has not ended in three hours")
 	}
+	x.w.do(x.w.swiftLocked) // what nobody waits for any more may be more than a slow link takes in hours
 	time.Sleep(x.s.bound())
 	synctest.Wait()
 	x.stats = x.c.Stats()

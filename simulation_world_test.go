@@ -126,6 +126,7 @@ type simConn struct {
 	sent      int64         // bytes that the server has said
 	lastAt    time.Duration // when the last of them arrives
 	frozen    []byte        // what it would have said
+	due       func()        // carries out what has been delayed for long enough
 	readErr   error         // behind what has arrived
 	readErrAt time.Duration
 	reads     int
@@ -175,6 +176,7 @@ type simWorld struct {
 	blocked    []*simConn // blocking commands, first come first served
 	hosts      []int      // the nodes that the name stands for
 	calm       bool       // no link ends any more
+	swift      bool       // no link is slow to take what is written any more
 }
 
 // simPublished is a message, in the one order of all.
@@ -353,9 +355,7 @@ func (c *simConn) Write(b []byte) (n int, err error) {
 			c.acceptLocked(b[n : n+take])
 			n += take
 			if c.link.writePause > 0 && !c.link.socket && c.ponged > 0 && n < len(b) {
-				c.w.mu.Unlock()
-				time.Sleep(c.link.writePause)
-				c.w.mu.Lock()
+				c.pauseLocked()
 			}
 		}
 		if limit := c.link.cutUp; limit > 0 && c.accepted == int64(limit) && c.ending == simAlive && !c.w.calm {
@@ -364,6 +364,15 @@ func (c *simConn) Write(b []byte) (n int, err error) {
 		if take == 0 && c.ending != simReset && !c.closed {
 			c.wakes.Wait()
 		}
+	}
+}
+
+// pauseLocked waits before more is taken, which the end of the connection ends.
+func (c *simConn) pauseLocked() {
+	until := c.w.now() + c.link.writePause
+	c.wakeAtLocked(until)
+	for c.w.now() < until && !c.w.swift && !c.closed && c.ending != simReset {
+		c.wakes.Wait()
 	}
 }
 
@@ -582,6 +591,9 @@ func (c *simConn) endLocked(how simEnding, why string) {
 
 // serveLocked carries out what has arrived, one command after the other.
 func (c *simConn) serveLocked() {
+	if c.due != nil && c.node.troubles[simFrozen] == 0 {
+		c.due()
+	}
 	for !c.deaf && !c.busy && c.waiting == nil && c.node.troubles[simFrozen] == 0 && len(c.commands) > 0 && c.commands[0].end <= c.arrived {
 		cmd := c.commands[0]
 		c.commands, c.consumed = c.commands[1:], cmd.end
@@ -600,11 +612,13 @@ func (c *simConn) serveLocked() {
 		}
 		c.busy = true
 		c.w.afterLocked(delay, func() {
-			if late && !c.deaf {
-				raw = c.executeLocked(&cmd)
+			c.due = func() {
+				if late && !c.deaf {
+					raw = c.executeLocked(&cmd)
+				}
+				c.busy, c.due = false, nil
+				c.saysLocked(raw)
 			}
-			c.busy = false
-			c.saysLocked(raw)
 			c.serveLocked()
 		})
 	}
@@ -1003,18 +1017,28 @@ func (w *simWorld) calmLocked() {
 	}
 }
 
+// swiftLocked ends the pauses of slow links.
+func (w *simWorld) swiftLocked() {
+	w.swift = true
+	for _, c := range w.conns {
+		c.wakes.Broadcast()
+	}
+}
+
 // troubleLocked begins or ends a trouble.
 func (n *simNode) troubleLocked(w *simWorld, what simTrouble, by int) {
 	n.troubles[what] += by
 	if what != simFrozen || n.troubles[what] > 0 {
 		return
 	}
-	for _, c := range w.conns { // what has waited goes on
+	for _, c := range w.conns { // what has waited comes before what goes on
+		if raw := c.frozen; c.node == n && len(raw) > 0 {
+			c.frozen = nil
+			c.saysLocked(raw)
+		}
+	}
+	for _, c := range w.conns {
 		if c.node == n {
-			raw := c.frozen
-			if c.frozen = nil; len(raw) > 0 {
-				c.saysLocked(raw)
-			}
 			c.serveLocked()
 		}
 	}
