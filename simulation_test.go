@@ -15,9 +15,11 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"os"
 	"reflect"
 	"runtime"
 	"runtime/debug"
+	"runtime/pprof"
 	"slices"
 	"strconv"
 	"strings"
@@ -1178,7 +1180,9 @@ func TestSimulation(t *testing.T) {
 	if seed == 0 {
 		seed = uint64(time.Now().UnixNano())
 	}
-	defer debug.SetGCPercent(debug.SetGCPercent(400)) // there is little that lives for long
+	defer debug.SetGCPercent(debug.SetGCPercent(400))              // there is little that lives for long
+	t.Setenv("GODEBUG", os.Getenv("GODEBUG")+",tracebacklabels=1") // of a panic, too, the seed is known
+	debug.SetTraceback("all")
 	var next, scenarios, calls, handoffs atomic.Int64
 	t.Run("all", func(t *testing.T) {
 		for worker := range runtime.GOMAXPROCS(0) {
@@ -1222,7 +1226,9 @@ func simOne(t *testing.T, s *simScript) (x *simRun) {
 			x = &simRun{s: s, broken: []string{fmt.Sprintf("12: %v", r)}}
 		}
 	}()
-	synctest.Test(t, func(*testing.T) { x = simPlay(s) })
+	pprof.Do(background, pprof.Labels("seed", strconv.FormatUint(s.seed, 10)), func(context.Context) {
+		synctest.Test(t, func(*testing.T) { x = simPlay(s) })
+	})
 	return x
 }
 
