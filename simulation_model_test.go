@@ -516,7 +516,8 @@ func (m *simModel) judgeOwners() {
 func (c *simCall) ordinary() bool { return c.session == 0 && c.what < simPop }
 
 // judgeOrder: "Commands given to one connection execute in the order in which they were given, across the handoff too, as long as the hold
-// lasts." What is not written yet returns to the head of the backlog, in order: so the order of writing is that of giving, always.
+// lasts." What is not written yet returns to the head of the backlog, in order: so the order of writing is that of giving, but for what was to be
+// written next to an old connection that went on after its hold had ended early.
 func (m *simModel) judgeOrder() {
 	type written struct {
 		simTouch
@@ -535,10 +536,10 @@ func (m *simModel) judgeOrder() {
 		conns = append(conns, conn)
 		latest := all[0]
 		for _, wr := range all[1:] {
-			if wr.call.began < latest.call.began {
-				m.breaks("4: %s, given at %v, was written behind %s, given at %v, on connection %d", wr.token, wr.call.began, latest.token, latest.call.began, conn.id)
-			} else {
+			if wr.call.began >= latest.call.began {
 				latest = wr
+			} else if !m.overtaken(wr.call.began, wr.at) {
+				m.breaks("4: %s, given at %v, was written behind %s, given at %v, on connection %d", wr.token, wr.call.began, latest.token, latest.call.began, conn.id)
 			}
 		}
 	}
@@ -549,7 +550,7 @@ func (m *simModel) judgeOrder() {
 	var latest *written
 	for _, conn := range conns {
 		all := by[conn]
-		if latest != nil && all[0].at > latest.at && all[0].call.began < latest.call.began {
+		if latest != nil && all[0].at > latest.at && all[0].call.began < latest.call.began && !m.overtaken(all[0].call.began, all[0].at) {
 			m.breaks("4: %s, given at %v, was written to connection %d behind %s, given at %v, on connection %d", all[0].token, all[0].call.began, conn.id,
 				latest.token, latest.call.began, latest.conn.id)
 		}
@@ -559,6 +560,16 @@ func (m *simModel) judgeOrder() {
 			}
 		}
 	}
+}
+
+// overtaken says that a replacement took over while commands were in flight on the connection before.
+func (m *simModel) overtaken(from, to time.Duration) bool {
+	return slices.ContainsFunc(m.traces, func(tr *simTrace) bool {
+		return slices.ContainsFunc(tr.steps, func(st simMachineStep) bool {
+			early := st.e == readyBusy || st.e == backlogFull || st.e == timePassed
+			return st.a == promote && early && from <= st.at && st.at <= to
+		})
+	})
 }
 
 // judgeAcross: "execute in the order in which they were given, across the handoff too, as long as the hold lasts": behind a hold that ended
@@ -796,10 +807,10 @@ func (m *simModel) judgeMachines() {
 // without a loss.
 func (m *simModel) judgeListener(l *simListener) {
 	name := fmt.Sprintf("the subscription of caller %d to %q %v", l.caller, l.kind, l.names)
-	if l.confirmed == 0 || l.err != nil {
+	if l.confirmed < 0 || l.err != nil {
 		m.judgeSubscribeError(l, name)
 	}
-	if l.confirmed == 0 {
+	if l.confirmed < 0 {
 		return
 	}
 	var due []simPublished // all that match

@@ -1042,7 +1042,7 @@ func (x *simRun) batch(ctx context.Context, begin func(...string) *simCall, do f
 // listen is a subscription, until all is quiet.
 func (x *simRun) listen(quiet, ctx context.Context, i int, st *simStep) {
 	c := &x.s.callers[i]
-	l := &simListener{caller: i, kind: c.topic, names: c.names, began: x.w.now()}
+	l := &simListener{caller: i, kind: c.topic, names: c.names, began: x.w.now(), confirmed: -1}
 	x.mu.Lock()
 	x.listeners = append(x.listeners, l)
 	x.mu.Unlock()
@@ -1362,7 +1362,12 @@ func (x *simRun) history() string {
 	}
 	for _, l := range x.listeners {
 		add(l.began, "caller %d subscribes to %q %v", l.caller, l.kind, l.names)
-		add(l.confirmed, "caller %d is subscribed: %v", l.caller, l.err)
+		if l.confirmed >= 0 {
+			add(l.confirmed, "caller %d is subscribed", l.caller)
+		}
+		if l.err != nil {
+			add(l.closed, "caller %d is subscribed no longer, or not: %v", l.caller, l.err)
+		}
 		for _, h := range l.heard {
 			add(h.at, "caller %d hears %s %s %d", l.caller, h.channel, h.payload, h.missed)
 		}
