@@ -862,7 +862,8 @@ type puppeteer struct {
 	replay  string // said to whoever opts in
 	broken  string // a promise that was seen to be broken where no test can be ended
 
-	step      int // counts the moments at which everything had come to rest
+	waited    time.Duration // for how long something has waited for the server
+	step      int           // counts the moments at which everything had come to rest
 	deeds     []*deed
 	sessions  []*Session
 	subs      []*puppetEar
@@ -1451,12 +1452,14 @@ func (s *puppeteer) inSession(tx bool, arg byte) {
 
 // passes lets time pass. Where something waits for the server for long, it may be given up.
 func (s *puppeteer) passes(d time.Duration) {
+	synctest.Wait() // for what is given at the same moment
 	s.mu.Lock()
-	if s.opts.Timeout > 0 && d >= min(s.opts.Timeout, s.opts.DialTimeout) {
-		for _, p := range s.puppets {
-			s.strained = s.strained || len(p.pending) > 0 || p.holds || p.takes >= 0
-		}
+	if slices.ContainsFunc(s.puppets, func(p *puppet) bool { return len(p.pending) > 0 || p.holds || p.takes >= 0 }) {
+		s.waited += d
+	} else {
+		s.waited = 0
 	}
+	s.strained = s.strained || s.opts.Timeout > 0 && s.waited >= min(s.opts.Timeout, s.opts.DialTimeout)
 	s.mu.Unlock()
 	time.Sleep(d)
 }
