@@ -291,7 +291,7 @@ var faultRows = []faultRow{
 		may:     failTimes, must: []string{failLate, failWaited}, direct: true, options: hurried,
 		fault: func(s *faultStage) {
 			for !s.crew.seen(failLate, failWaited) {
-				s.do("CLIENT", "PAUSE", 2000, "ALL")
+				s.do("CLIENT", "PAUSE", (4 * s.options.Timeout).Milliseconds(), "ALL")
 				s.do("PING") // is answered when it is over
 			}
 			s.moreGaps = true // if it took long enough for that
