@@ -370,7 +370,7 @@ func (m *simModel) judgeLate(c *simCall) {
 	}
 }
 
-// relaxedAt is what timeouts are raised to at a time, for sure.
+// relaxedAt is what timeouts are raised to at a time, for sure: if a window opens or closes at that moment, they may be or not.
 func (m *simModel) relaxedAt(at time.Duration) time.Duration {
 	mt := &m.c.opts.Maintenance
 	if mt.RelaxedTimeout < 0 {
@@ -380,7 +380,7 @@ func (m *simModel) relaxedAt(at time.Duration) time.Duration {
 	for _, e := range m.events {
 		switch t := e.Time.Sub(m.w.began); {
 		case t > at:
-		case e.Kind == EventRelaxed:
+		case e.Kind == EventRelaxed && t < at:
 			open[e.Notification] = t + window
 		case e.Kind == EventTightened:
 			clear(open)
