@@ -54,6 +54,7 @@ func (x *simRun) judge() {
 	for _, l := range x.listeners {
 		m.judgeListener(l)
 	}
+	m.judgeSilence()
 	m.judgeStats()
 	m.judgeEnd()
 }
@@ -279,6 +280,30 @@ func (m *simModel) begunBy(c *simCall) bool {
 func (m *simModel) silent(c *simConn, at time.Duration) bool {
 	timeout := m.c.opts.Timeout
 	return timeout > 0 && c.lastRead+2*timeout <= at
+}
+
+// judgeSilence: "with a non-blocking command outstanding, no byte for twice the effective Timeout, not counting time in which we are writing,
+// means dead."
+func (m *simModel) judgeSilence() {
+	timeout := m.c.opts.Timeout
+	if timeout <= 0 {
+		return
+	}
+	period := min(max(timeout/8, 5*ms), time.Second)
+	timeout = max(timeout, m.c.opts.Maintenance.RelaxedTimeout)
+	for token, touches := range m.w.touched {
+		conn, at := touches[0].conn, touches[0].at
+		if c := m.byToken[token]; c == nil || !c.ordinary() || conn.silent[0] == 0 || at < conn.silent[0] || conn.link.writePause > 0 {
+			continue
+		}
+		until := conn.silent[1]
+		if conn.closed && (until == 0 || conn.closedAt < until) {
+			until = conn.closedAt
+		}
+		if until > at+2*timeout+3*period {
+			m.breaks("6: %s was written to connection %d at %v, which was silent from %v on, and open until %v", token, conn.id, at, conn.silent[0], until)
+		}
+	}
 }
 
 // judgeTimeout: "Timeout runs from Do; for work that stands in the backlog when a handoff of its bridge is promoted or given up, from then.
@@ -538,7 +563,7 @@ func (m *simModel) judgeOrder() {
 		for _, wr := range all[1:] {
 			if wr.call.began >= latest.call.began {
 				latest = wr
-			} else if !m.overtaken(wr.call.began, wr.at) {
+			} else if !m.overtaken(wr.call.began, latest.at, wr.at) {
 				m.breaks("4: %s, given at %v, was written behind %s, given at %v, on connection %d", wr.token, wr.call.began, latest.token, latest.call.began, conn.id)
 			}
 		}
@@ -550,7 +575,8 @@ func (m *simModel) judgeOrder() {
 	var latest *written
 	for _, conn := range conns {
 		all := by[conn]
-		if latest != nil && all[0].at > latest.at && all[0].call.began < latest.call.began && !m.overtaken(all[0].call.began, all[0].at) {
+		if latest != nil && all[0].at > latest.at && all[0].call.began < latest.call.began &&
+			!m.overtaken(all[0].call.began, latest.at, all[0].at) {
 			m.breaks("4: %s, given at %v, was written to connection %d behind %s, given at %v, on connection %d", all[0].token, all[0].call.began, conn.id,
 				latest.token, latest.call.began, latest.conn.id)
 		}
@@ -562,14 +588,16 @@ func (m *simModel) judgeOrder() {
 	}
 }
 
-// overtaken says that a replacement took over while commands were in flight on the connection before.
-func (m *simModel) overtaken(from, to time.Duration) bool {
-	return slices.ContainsFunc(m.traces, func(tr *simTrace) bool {
+// overtaken says that what was given at from could come back only after what overtook it was written: a connection that a replacement had taken
+// the place of, with commands in flight, ended between overtook and written.
+func (m *simModel) overtaken(from, overtook, written time.Duration) bool {
+	early := slices.ContainsFunc(m.traces, func(tr *simTrace) bool {
 		return slices.ContainsFunc(tr.steps, func(st simMachineStep) bool {
-			early := st.e == readyBusy || st.e == backlogFull || st.e == timePassed
-			return st.a == promote && early && from <= st.at && st.at <= to
+			busy := st.e == readyBusy || st.e == backlogFull || st.e == timePassed
+			return st.a == promote && busy && from <= st.at && st.at <= overtook
 		})
 	})
+	return early && slices.ContainsFunc(m.w.conns, func(c *simConn) bool { return c.closed && overtook < c.closedAt && c.closedAt <= written })
 }
 
 // judgeAcross: "execute in the order in which they were given, across the handoff too, as long as the hold lasts": behind a hold that ended

@@ -141,6 +141,7 @@ type simConn struct {
 	closedAt time.Duration
 	closed   bool // by the client
 	lastRead time.Duration
+	silent   [2]time.Duration // from when, and until when, it was a hole; 0: it was none, or is one still
 
 	// The server's state of it.
 	protocol int
@@ -575,6 +576,7 @@ func (c *simConn) endLocked(how simEnding, why string) {
 		c.readErr, c.readErrAt = io.EOF, max(c.lastAt, t+c.link.down)
 		c.wakeAtLocked(c.readErrAt)
 	case simHole:
+		c.silent[0] = t
 		c.down = slices.DeleteFunc(c.down, func(p simPiece) bool { return p.at > t })
 	}
 	if c.deaf = how != simHalf; c.deaf {
@@ -1010,7 +1012,7 @@ func (w *simWorld) calmLocked() {
 	w.hosts, w.calm = []int{0, 1, 2}, true
 	for _, c := range w.conns {
 		if (c.ending == simHole || c.ending == simStill) && !c.closed {
-			c.ending, c.down = simReset, nil
+			c.ending, c.down, c.silent[1] = simReset, nil, w.now()
 			c.readErr, c.readErrAt = errSimReset, w.now()
 			c.wakes.Broadcast()
 		}
