@@ -2071,7 +2071,7 @@ func (h *hub) fenceLocked(f *feed, asked, left []topic) (all []*request, err err
 	m.fence, m.left = true, len(all)
 	f.asks = append(f.asks, all...)
 	limit := maxSpan
-	if !f.live {
+	if serves := f.live || f.old != nil && f.c == b.cur && len(asked) == 0; !serves { // or has just taken the place of one that did
 		limit = b.c.relax.effective(b.c.opts.DialTimeout, t)
 	}
 	ctx, cancel := context.WithTimeout(b.c.ctx, limit)

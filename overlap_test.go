@@ -715,6 +715,35 @@ func TestMovedWhileASubscribeIsUnderWay(t *testing.T) {
 	}
 }
 
+// A new connection that has taken over is in service, and may be slow: a limit for dials would leave nobody subscribed.
+func TestSlowJustAfterItHasTakenOver(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		sc := newScene(t, func(o *Options) { o.DialTimeout, o.Maintenance.RelaxedTimeout = time.Second, -1 })
+		slow := false
+		sc.play(func() {
+			sc.set(func() {
+				play := sc.hook
+				sc.hook = func(s airStep) {
+					if s.l != sc.old && sc.unsubscribedNow() && s.command == "PING" && !s.after && !slow {
+						slow = true
+						time.Sleep(3 * time.Second)
+					}
+					play(s)
+				}
+			})
+			sc.moves()
+		}, -1, nil)
+		if !slow {
+			t.Fatal("nothing was slow")
+		}
+		sc.heardAll(everyone...)
+		sc.endsAt(addrB)
+		if n := sc.c.Stats().Reconnects; n != 0 {
+			t.Errorf("%d reconnects", n)
+		}
+	})
+}
+
 // The first connection of the subscriptions is told to move before, while and after the first channels are confirmed on it.
 func TestMovedWhileItFirstSubscribes(t *testing.T) {
 	for at := range 6 {
