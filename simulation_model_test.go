@@ -588,16 +588,25 @@ func (m *simModel) judgeOrder() {
 	}
 }
 
-// overtaken says that what was given at from could come back only after what overtook it was written: a connection that a replacement had taken
-// the place of, with commands in flight, ended between overtook and written.
+// overtaken says that what was given at from could come back only after what overtook it was written, or next to it: a connection that a
+// replacement had taken the place of, with commands in flight, ended between overtook and written, or both had ended by then.
 func (m *simModel) overtaken(from, overtook, written time.Duration) bool {
-	early := slices.ContainsFunc(m.traces, func(tr *simTrace) bool {
-		return slices.ContainsFunc(tr.steps, func(st simMachineStep) bool {
-			busy := st.e == readyBusy || st.e == backlogFull || st.e == timePassed
-			return st.a == promote && busy && from <= st.at && st.at <= overtook
-		})
-	})
-	return early && slices.ContainsFunc(m.w.conns, func(c *simConn) bool { return c.closed && overtook < c.closedAt && c.closedAt <= written })
+	for _, tr := range m.traces {
+		for _, st := range tr.steps {
+			if busy := st.e == readyBusy || st.e == backlogFull || st.e == timePassed; st.a != promote || !busy || st.at < from || st.at > overtook {
+				continue
+			}
+			ended := 0
+			for _, c := range m.w.conns {
+				if c.closed && st.at <= c.closedAt && c.closedAt <= written {
+					if ended++; ended == 2 || c.closedAt > overtook {
+						return true
+					}
+				}
+			}
+		}
+	}
+	return false
 }
 
 // judgeAcross: "execute in the order in which they were given, across the handoff too, as long as the hold lasts": behind a hold that ended
