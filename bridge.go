@@ -1965,7 +1965,7 @@ func (h *hub) startLocked(c *conn) {
 	h.tuneLocked(f)
 }
 
-// endedLocked forgets a connection. What it had delivered, if it was in service, is for the one that takes over from it.
+// endedLocked forgets a connection. What it had delivered, if it was in service, is for the one that takes over from it, and nothing from before.
 func (h *hub) endedLocked(c *conn) {
 	if f := h.feeds[c]; f != nil {
 		f.old = nil

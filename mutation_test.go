@@ -125,15 +125,19 @@ func TestMutations(t *testing.T) {
 	only := os.Getenv("BATON_MUTATIONS")
 	for i, m := range mutations {
 		if only == "1" || only == "few" && i < certain || strings.Contains(m.name, only) {
-			t.Run(m.name, m.isFound)
+			scenarios := 8000
+			if i < certain {
+				scenarios = 1000
+			}
+			t.Run(m.name, func(t *testing.T) { m.isFound(t, scenarios) })
 		}
 	}
 }
 
 var simLine = regexp.MustCompile(`(?m)^(\d+) scenarios from seed .*$`)
 
-// isFound builds a broken copy and has it simulated.
-func (m mutation) isFound(t *testing.T) {
+// isFound builds a broken copy and has so many scenarios of it simulated.
+func (m mutation) isFound(t *testing.T, scenarios int) {
 	dir := t.TempDir()
 	for _, pattern := range []string{"go.mod", "go.sum", "*.go", "batontest/*.go"} {
 		files, _ := filepath.Glob(pattern)
@@ -176,11 +180,7 @@ func (m mutation) isFound(t *testing.T) {
 	if out, err := run("go", args...); err != nil {
 		t.Fatalf("it cannot be built: %v\n%s", err, out)
 	}
-	runs := 8000
-	if slices.ContainsFunc(mutations[:certain], func(o mutation) bool { return o.name == m.name }) {
-		runs = 1000
-	}
-	out, err := run("./broken.test", "-test.run=^TestSimulation$", "-test.timeout=5m", fmt.Sprintf("-sim.runs=%d", runs), "-sim.shrink=1ms")
+	out, err := run("./broken.test", "-test.run=^TestSimulation$", "-test.timeout=5m", fmt.Sprintf("-sim.runs=%d", scenarios), "-sim.shrink=1ms")
 	if err == nil {
 		t.Errorf("not found: %s", simLine.FindString(out))
 		return

@@ -4,6 +4,7 @@ package baton
 // promised. It runs when all is over, on one goroutine. Each thing that it lets pass quotes the promise that allows it.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -282,6 +283,9 @@ func (m *simModel) silent(c *simConn, at time.Duration) bool {
 	return timeout > 0 && c.lastRead+2*timeout <= at
 }
 
+// period is how often callers and connections are looked at.
+func (m *simModel) period() time.Duration { return min(max(m.c.opts.Timeout/8, 5*ms), time.Second) }
+
 // judgeSilence: "with a non-blocking command outstanding, no byte for twice the effective Timeout, not counting time in which we are writing,
 // means dead."
 func (m *simModel) judgeSilence() {
@@ -289,19 +293,15 @@ func (m *simModel) judgeSilence() {
 	if timeout <= 0 {
 		return
 	}
-	period := min(max(timeout/8, 5*ms), time.Second)
+	period := m.period()
 	timeout = max(timeout, m.c.opts.Maintenance.RelaxedTimeout)
 	for token, touches := range m.w.touched {
 		conn, at := touches[0].conn, touches[0].at
-		if c := m.byToken[token]; c == nil || !c.ordinary() || conn.silent[0] == 0 || at < conn.silent[0] || conn.link.writePause > 0 {
+		if c := m.byToken[token]; c == nil || !c.ordinary() || conn.ending != simHole && conn.mended == 0 || at < conn.endedAt || conn.link.writePause > 0 {
 			continue
 		}
-		until := conn.silent[1]
-		if conn.closed && (until == 0 || conn.closedAt < until) {
-			until = conn.closedAt
-		}
-		if until > at+2*timeout+3*period {
-			m.breaks("6: %s was written to connection %d at %v, which was silent from %v on, and open until %v", token, conn.id, at, conn.silent[0], until)
+		if until := cmp.Or(conn.mended, conn.closedAt); until > at+2*timeout+3*period {
+			m.breaks("6: %s was written to connection %d at %v, which was silent from %v on, and open until %v", token, conn.id, at, conn.endedAt, until)
 		}
 	}
 }
@@ -390,7 +390,7 @@ func (m *simModel) judgeLate(c *simCall) {
 			from = max(from, tr.lastReset(c.ended))
 		}
 	}
-	if period := min(max(o.Timeout/8, 5*ms), time.Second); c.ended > from+limit+2*period {
+	if c.ended > from+limit+2*m.period() {
 		m.breaks("1: %s %v of caller %d took from %v to %v, with a Timeout of %v", simWhatNames[c.what], c.tokens, c.caller, c.began, c.ended, o.Timeout)
 	}
 }
@@ -633,16 +633,13 @@ func (m *simModel) judgeAcross() {
 		if last[a] < first[b] || a.ending != simAlive {
 			continue
 		}
-		promotions, orderly, from, to := 0, 0, b.ponged, m.w.executions[first[b]].at
+		promoted, orderly, from, to := false, true, b.ponged, m.w.executions[first[b]].at
 		for _, st := range only.steps {
 			if st.a == promote && from <= st.at && st.at <= to { // one of them was its own
-				promotions++
-				if st.e == drained {
-					orderly++
-				}
+				promoted, orderly = true, orderly && st.e == drained
 			}
 		}
-		if promotions > 0 && orderly == promotions && !m.lostBetween(from, to) {
+		if promoted && orderly && !m.lostBetween(from, to) {
 			m.breaks("4: %s was executed on connection %d after %s on connection %d, which had taken its place", m.w.executions[last[a]].token, a.id, m.w.executions[first[b]].token, b.id)
 		}
 	}

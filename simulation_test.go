@@ -285,6 +285,7 @@ func simGenerate(seed uint64) *simScript {
 	case 1:
 		s.generateBusyTopic(r)
 	}
+	slices.SortStableFunc(s.actions, func(a, b simAction) int { return int(a.at - b.at) })
 	for _, a := range s.actions {
 		s.calm = max(s.calm, a.at+a.last)
 	}
@@ -311,7 +312,6 @@ func (s *simScript) generateLongHold(r simDice) {
 			s.actions = append(s.actions, simAction{at: 30*ms + r.span(60*ms), what: simCut, node: node, how: simReset})
 		}
 	}
-	slices.SortStableFunc(s.actions, func(a, b simAction) int { return int(a.at - b.at) })
 }
 
 // generateBusyTopic has much published while a subscription moves.
@@ -326,7 +326,6 @@ func (s *simScript) generateBusyTopic(r simDice) {
 	}
 	seq := 0
 	s.generateMove(r, 10*ms+r.span(20*ms), 0, &seq)
-	slices.SortStableFunc(s.actions, func(a, b simAction) int { return int(a.at - b.at) })
 }
 
 func (s *simScript) generateOptions(r simDice) {
@@ -483,7 +482,6 @@ func (s *simScript) generateActions(r simDice, length time.Duration) {
 		s.actions = append(s.actions, pick(r, simAction{at: r.span(at + length), what: simClose},
 			simAction{at: r.span(at + length), what: simShutdown, last: pick(r, 0, ms, 100*ms, 5*time.Second)}))
 	}
-	slices.SortStableFunc(s.actions, func(a, b simAction) int { return int(a.at - b.at) })
 }
 
 // number is the next number of an announcement, or what a server should not say.

@@ -141,7 +141,7 @@ type simConn struct {
 	closedAt time.Duration
 	closed   bool // by the client
 	lastRead time.Duration
-	silent   [2]time.Duration // from when, and until when, it was a hole; 0: it was none, or is one still
+	mended   time.Duration // what had been cut off silently was reset; 0: it was not
 
 	// The server's state of it.
 	protocol int
@@ -576,7 +576,6 @@ func (c *simConn) endLocked(how simEnding, why string) {
 		c.readErr, c.readErrAt = io.EOF, max(c.lastAt, t+c.link.down)
 		c.wakeAtLocked(c.readErrAt)
 	case simHole:
-		c.silent[0] = t
 		c.down = slices.DeleteFunc(c.down, func(p simPiece) bool { return p.at > t })
 	}
 	if c.deaf = how != simHalf; c.deaf {
@@ -1012,7 +1011,7 @@ func (w *simWorld) calmLocked() {
 	w.hosts, w.calm = []int{0, 1, 2}, true
 	for _, c := range w.conns {
 		if (c.ending == simHole || c.ending == simStill) && !c.closed {
-			c.ending, c.down, c.silent[1] = simReset, nil, w.now()
+			c.ending, c.down, c.mended = simReset, nil, w.now()
 			c.readErr, c.readErrAt = errSimReset, w.now()
 			c.wakes.Broadcast()
 		}
