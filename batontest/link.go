@@ -11,6 +11,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -184,6 +185,7 @@ type wire struct {
 	l      *Link
 	client net.Conn
 	gone   chan struct{} // closed with over
+	lossy  atomic.Int32  // directions in which something was lost: nothing arrives there any more
 
 	mu         sync.Mutex
 	server     net.Conn // nil until it is connected
@@ -290,7 +292,11 @@ func (w *wire) pump(from, to net.Conn, replies bool) {
 		}
 		w.awaitThaw()
 		how = w.l.conductNow()
+		lossy := lost || mute
 		lost, mute = lost || how.black, mute || how.mute && replies
+		if !lossy && (lost || mute) {
+			w.lossy.Add(1)
+		}
 		p := parcel{bytes.Clone(buf[:n]), how.due(n, &last), err}
 		if mute {
 			p.b = nil

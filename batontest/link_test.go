@@ -29,6 +29,18 @@ func until(t *testing.T, what string, so func() bool) {
 	}
 }
 
+// untilLost waits until something was lost in so many directions of a link's connections: what is said arrives there in its own time.
+func untilLost(t *testing.T, l *Link, directions int32) {
+	t.Helper()
+	until(t, "it is lost", func() bool {
+		var n int32
+		for _, w := range l.current() {
+			n += w.lossy.Load()
+		}
+		return n == directions
+	})
+}
+
 func TestLinkPassesEverythingOn(t *testing.T) {
 	targets(t, func(t *testing.T, target string) {
 		l := newTestLink(t, target)
@@ -144,11 +156,13 @@ func TestLinkIsABlackHole(t *testing.T) {
 		until(t, "all", func() bool { return l.Conns() == 4 })
 		l.Blackhole(true)
 		c.say("SET k lost")
+		untilLost(t, l, 1)
 		c.silent(20 * time.Millisecond)
 		leaver.Close()
 		until(t, "it is seen that one left", func() bool { return l.Conns() == 3 })
 		within := dialTCP(t, l.Addr())
 		within.say("PING")
+		untilLost(t, l, 3) // with the leaver's end
 		within.silent(20 * time.Millisecond)
 		l.Blackhole(false)
 		quiet.ask("EXISTS k", ":0\r\n")
@@ -174,6 +188,7 @@ func TestLinkIsMute(t *testing.T) {
 			reply, _ := other.r.ReadString('\n')
 			return reply == ":1\r\n"
 		})
+		untilLost(t, l, 1)
 		l.Mute(false)
 		c.say("PING")
 		c.silent(20 * time.Millisecond)
