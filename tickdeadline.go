@@ -41,8 +41,7 @@ type TickDeadline struct {
 func (d *TickDeadline) Extend(span time.Duration) { d.extendTo(now().add(span)) }
 
 func (d *TickDeadline) extendTo(t tick) {
-	for old := d.at.Load(); old < int64(t) && !d.at.CompareAndSwap(old, int64(t)); {
-		old = d.at.Load()
+	for old := d.at.Load(); old < int64(t) && !d.at.CompareAndSwap(old, int64(t)); old = d.at.Load() {
 	}
 }
 
