@@ -3484,6 +3484,48 @@ func TestAWriteThatGetsNowhereIsSilence(t *testing.T) {
 	})
 }
 
+// paced takes its time for each write of the command that is as long as several.
+type paced struct {
+	net.Conn
+	each time.Duration
+}
+
+func (p *paced) Write(b []byte) (int, error) {
+	if len(b) == 4*maxCopy {
+		time.Sleep(p.each)
+	}
+	return p.Conn.Write(b)
+}
+
+// The caller's time is up all the same, but what is on its way is not given up: it would have to begin anew, and for ever.
+func TestAWriteThatTakesLongButGetsOnIsNotSilence(t *testing.T) {
+	for each, lost := range map[time.Duration]bool{700 * time.Millisecond: false, 5 * time.Second: true} {
+		bubble(t, func(t *testing.T) {
+			s := newScript(t)
+			c, p := s.connect(Options{Timeout: time.Second, Dialer: through(s.dial, func(nc net.Conn) net.Conn { return &paced{nc, each} })})
+			size := 10 * 4 * maxCopy
+			if err := c.Do(background, "SET", "k", strings.Repeat("x", size)).Err(); !errors.Is(err, ErrTimeout) || !MaybeExecuted(err) {
+				t.Error(err)
+			}
+			if lost {
+				s.accept()
+				return
+			}
+			p.expects("SET k " + strings.Repeat("x", size))
+			p.says("+OK\r\n")
+			next := later(func() Reply { return c.Do(background, "GET", "k") })
+			p.expects("GET k")
+			p.says("$1\r\nx\r\n")
+			if got, err := next().Text(); got != "x" {
+				t.Error(got, err)
+			}
+			if st := c.Stats(); st.Reconnects != 0 {
+				t.Errorf("%+v", st)
+			}
+		})
+	}
+}
+
 // eager returns the end of the stream together with the last bytes before it, as a Read may.
 type eager struct{ net.Conn }
 

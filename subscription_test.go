@@ -1673,6 +1673,14 @@ func TestAFullQueueDropsAndSaysHowMany(t *testing.T) {
 	}
 }
 
+func TestAGapSaysHowMany(t *testing.T) {
+	for missed, want := range map[int]string{-1: "baton: messages were missed", 3: "baton: messages were missed: 3"} {
+		if err := error(&GapError{missed}); err.Error() != want || !errors.Is(err, ErrGap) {
+			t.Errorf("%d: %v", missed, err)
+		}
+	}
+}
+
 // Whatever is taken when, a gap stands where the messages are missing and says how many they are.
 func TestGapsStandInTheirPlace(t *testing.T) {
 	for room := 1; room <= 5; room++ {
