@@ -18,14 +18,13 @@ import (
 // TestMain fails the run if a goroutine of this package outlives the tests.
 func TestMain(m *testing.M) {
 	code := m.Run()
-	for range 100 {
-		if left := leaked(); left == "" {
-			break
-		} else if time.Sleep(10 * time.Millisecond); leaked() == left {
-			fmt.Println("goroutines left:\n" + left)
-			code = 1
-			break
-		}
+	left := leaked()
+	for end := time.Now().Add(5 * time.Second); left != "" && time.Now().Before(end); left = leaked() {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if left != "" {
+		fmt.Println("goroutines left:\n" + left)
+		code = 1
 	}
 	os.Exit(code)
 }
