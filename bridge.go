@@ -22,7 +22,6 @@ import (
 	"log/slog"
 	"maps"
 	"math"
-	"math/rand/v2"
 	"net"
 	"slices"
 	"strconv"
@@ -40,11 +39,12 @@ type Client struct {
 	events   chan Event // nil if nobody listens
 	ctx      context.Context
 	cancel   context.CancelFunc // ends dials and the goroutine of the events
-	counter  atomic.Uint64      // numbers dials and announcements in the order in which they begin
-	turn     atomic.Uint32      // whose bridge is next
-	lost     atomic.Uint64      // events nobody had room for
-	refused  atomic.Uint64      // commands that no bridge was free for
-	deaf     atomic.Bool        // that there are no notifications was told
+	random   dice
+	counter  atomic.Uint64 // numbers dials and announcements in the order in which they begin
+	turn     atomic.Uint32 // whose bridge is next
+	lost     atomic.Uint64 // events nobody had room for
+	refused  atomic.Uint64 // commands that no bridge was free for
+	deaf     atomic.Bool   // that there are no notifications was told
 	pin      pin
 	relax    relaxation
 	messages sync.Pool     // of *message
@@ -94,7 +94,7 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 }
 
 func (c *Client) newBridge() *bridge {
-	b := &bridge{c: c, dialKick: make(chan struct{}, 1), renews: map[chan<- error]uint64{}}
+	b := &bridge{c: c, dialKick: make(chan struct{}, 1), renews: map[chan<- error]uint64{}, quest: quest{random: c.random}}
 	b.timer = time.AfterFunc(math.MaxInt64, b.tick)
 	if inspect != nil {
 		inspect(b)
@@ -133,7 +133,7 @@ func (c *Client) dialFirst(ctx context.Context) error {
 			return err
 		}
 		select {
-		case <-time.After(backoff(failures)):
+		case <-time.After(c.random.backoff(failures)):
 		case <-ctx.Done():
 			return fmt.Errorf("%w: %w", err, ctx.Err())
 		}
@@ -474,7 +474,7 @@ func (c *Client) Watch(ctx context.Context, keys []string, fn func(*Session, *Ba
 		if lost { // perhaps nothing stays connected for long
 			losses++
 			select {
-			case <-time.After(backoff(losses)):
+			case <-time.After(c.random.backoff(losses)):
 			case <-ctx.Done():
 			}
 		}
@@ -1475,7 +1475,7 @@ func (b *bridge) pingLocked(c *conn, commands []byte, t tick) *message {
 func (b *bridge) ageLocked(t tick, after time.Duration) {
 	if b.c.opts.MaxAge > 0 {
 		after = max(after, time.Second)
-		b.renewAt = t.add(after - rand.N(after/10))
+		b.renewAt = t.add(after - b.c.random.roll(after/10))
 		b.armLocked(b.renewAt)
 	}
 }
@@ -1887,7 +1887,7 @@ func (h *hub) pushed(c *conn, push Reply) {
 			f.todo[t] = true
 		case f.have[t]: // a server that always does so is not to be asked in a tight loop
 			delete(f.have, t)
-			time.AfterFunc(backoff(f.ended[t]), func() {
+			time.AfterFunc(h.b.c.random.backoff(f.ended[t]), func() {
 				h.b.mu.Lock()
 				defer h.b.mu.Unlock()
 				f.todo[t] = true

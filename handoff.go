@@ -7,7 +7,6 @@ import (
 	"net"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 	"unicode"
 )
@@ -105,7 +104,7 @@ type relaxation struct {
 	tail     TickDeadline // relaxed for a while after the event; needs no lock, as the next
 	failover TickDeadline // one is under way, or is just over
 
-	mu      sync.Mutex                // taken after a bridge's, and never held over anything else
+	mu      lock                      // taken after a bridge's, and never held over anything else
 	windows [windowKinds]TickDeadline // guarded by mu, as are the next two. R1: none lasts longer than RelaxedWindowMax
 	openers [windowKinds]int
 	seen    []notification // R2: at most the latest 64, oldest first: each connection is told of each

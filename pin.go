@@ -10,7 +10,6 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 )
 
@@ -45,7 +44,7 @@ type pin struct {
 	configured string
 	host, port string // of configured, if that is a name and it is baton that looks it up; else empty
 
-	mu      sync.Mutex
+	mu      lock
 	a       announcement // guarded by mu, as is polling; number 0: there was none yet
 	polling bool         // the poll runs
 }
@@ -101,6 +100,7 @@ type location struct {
 
 // quest is one bridge's search for its next connection, guarded by the bridge's lock.
 type quest struct {
+	random   dice
 	number   uint64 // of the announcement, or the renewal, that the bridge joined last
 	renewal  bool
 	again    int           // how often it was joined again
@@ -132,7 +132,7 @@ func (q *quest) join(a announcement, t, moment, latest tick, connected bool) {
 	if !connected {
 		return
 	}
-	q.jitter = jitter(a.window)
+	q.jitter = q.random.jitter(a.window)
 	q.at = moment.add(q.jitter)
 	if known || a.asked {
 		return // they are bounded otherwise
@@ -161,7 +161,7 @@ func (q *quest) hasten(t tick) { q.at, q.tried = max(t.add(q.jitter), q.spaced),
 // is lost after a long life, else with back-off, so that a server that refuses us, or hangs up on us, is not dialled in a tight loop.
 func (q *quest) retry(t tick, least int) {
 	q.tries = max(q.tries, least)
-	q.at = t.add(backoff(q.tries))
+	q.at = t.add(q.random.backoff(q.tries))
 	q.tries++
 }
 
@@ -246,16 +246,26 @@ func (p *pin) find(number uint64, hosts []string) bool {
 	return false
 }
 
+// dice is a source of random spans, from zero to below what it is given; nil: rand.N. A test that repeats a seed has its own.
+type dice func(below time.Duration) time.Duration
+
+func (d dice) roll(below time.Duration) time.Duration {
+	if d != nil {
+		return d(below)
+	}
+	return rand.N(below)
+}
+
 // backoff is the wait before the next dial after so many failures: 50 ms, doubling to 1 s, less up to a quarter, so that clients do not keep step.
-func backoff(failures int) time.Duration {
+func (d dice) backoff(failures int) time.Duration {
 	if failures == 0 {
 		return 0
 	}
-	d := min(50*time.Millisecond<<min(failures-1, 5), time.Second)
-	return d - rand.N(d/4)
+	most := min(50*time.Millisecond<<min(failures-1, 5), time.Second)
+	return most - d.roll(most/4)
 }
 
 // jitter is a random wait of at most a tenth of the window and a second: the clients of one node must not reach its successor all at once.
-func jitter(window time.Duration) time.Duration {
-	return rand.N(max(min(window/10, time.Second), 1))
+func (d dice) jitter(window time.Duration) time.Duration {
+	return d.roll(max(min(window/10, time.Second), 1))
 }

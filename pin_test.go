@@ -212,14 +212,14 @@ func TestPinUnderARace(t *testing.T) {
 }
 
 func TestBackoffBounds(t *testing.T) {
-	if backoff(0) != 0 {
-		t.Errorf("without a failure the next dial waits %v", backoff(0))
+	if dice(nil).backoff(0) != 0 {
+		t.Errorf("without a failure the next dial waits %v", dice(nil).backoff(0))
 	}
 	for failures, most := range map[int]time.Duration{1: 50, 2: 100, 3: 200, 4: 400, 5: 800, 6: 1000, 7: 1000, 64: 1000, 1 << 30: 1000, math.MaxInt: 1000} {
 		most *= time.Millisecond
 		seen := map[time.Duration]bool{}
 		for range 1000 {
-			d := backoff(failures)
+			d := dice(nil).backoff(failures)
 			if seen[d] = true; d > most || d <= most-most/4 {
 				t.Fatalf("after %d failures the next dial waits %v, want up to a quarter less than %v", failures, d, most)
 			}
@@ -238,7 +238,7 @@ func TestCaseG8JitterBounds(t *testing.T) {
 	} {
 		var all []time.Duration
 		for range 1000 {
-			all = append(all, jitter(window))
+			all = append(all, dice(nil).jitter(window))
 		}
 		slices.Sort(all)
 		if all[0] < 0 || all[999] > most {
