@@ -148,15 +148,26 @@ func (m *simModel) judgeToken(c *simCall, k int, token string) {
 		m.breaks("2: %s was answered with %.60q and not executed", token, c.replies[k])
 	case answered && simShortened(m.w.executions[at[0]].reply) != simShortened(c.replies[k]):
 		m.breaks("3: %s was answered with %.60q, and the server said %.60q", token, c.replies[k], m.w.executions[at[0]].reply)
-	case answered, c.err == nil && c.what == simTx:
+	case answered:
 	case c.err == nil:
 		m.breaks("3: %s has neither an answer nor an error", token)
 	case !MaybeExecuted(c.err) && len(at) > 0 && !simServerSaid(c.err):
 		m.breaks("2: %s was executed, and its caller was told %v", token, c.err)
+	case MaybeExecuted(c.err) && !m.mayBeSent(c):
+		m.breaks("2: no byte of %s was written, and its caller was told at %v that it may have been executed: %v", token, c.ended, c.err)
 	case c.what == simWatch: // which begins again when EXEC was aborted: then what was written of a try before was not executed
 	case !MaybeExecuted(c.err) && len(m.w.touched[token]) > 0 && !simServerSaid(c.err) && !m.abortedByNull(c):
 		m.breaks("2: bytes of %s were written, and its caller was told %v", token, c.err)
 	}
+}
+
+// mayBeSent says that a connection took bytes of a call, or the beginning of a command that does not tell whose it is, or was being written to
+// when the caller left: what stands behind that can no longer be taken back.
+func (m *simModel) mayBeSent(c *simCall) bool {
+	return m.connOf(c) != nil || slices.ContainsFunc(m.w.conns, func(o *simConn) bool {
+		return o.begunAt <= c.ended && (len(o.buf) > 0 || o.last == "MULTI") ||
+			slices.ContainsFunc(o.writes, func(of [2]time.Duration) bool { return of[0] <= c.ended && c.ended <= of[1] })
+	})
 }
 
 // abortedByNull says that a transaction was aborted by the server.

@@ -119,8 +119,9 @@ type simConn struct {
 	begunAt                     time.Duration // when the first byte of what is in buf was taken
 	buf                         []byte
 	commands                    []simCommand
-	count                       int    // commands accepted
-	last                        string // the name of the last of them
+	count                       int                // commands accepted
+	last                        string             // the name of the last of them
+	writes                      [][2]time.Duration // from when to when those took that were not done at once
 
 	down      []simPiece
 	sent      int64         // bytes that the server has said
@@ -331,6 +332,14 @@ var errSimReset, errSimPipe = os.NewSyscallError("connection", syscall.ECONNRESE
 func (c *simConn) Write(b []byte) (n int, err error) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
+	c.writes = append(c.writes, [2]time.Duration{c.w.now(), simForever})
+	defer func() {
+		if last := &c.writes[len(c.writes)-1]; n == len(b) && last[0] == c.w.now() {
+			c.writes = c.writes[:len(c.writes)-1]
+		} else {
+			last[1] = c.w.now()
+		}
+	}()
 	for {
 		switch {
 		case c.closed:
