@@ -18,7 +18,7 @@ type simModel struct {
 	*simRun
 	events   []Event
 	traces   []*simTrace
-	renewals []simRenewal
+	requests []simRequest
 	executed map[string][]int // where in w.executions a token is
 	byToken  map[string]*simCall
 	nameless map[*simConn]bool   // what a connection was given the beginning of is known, see begunBy
@@ -47,6 +47,7 @@ func (x *simRun) judge() {
 	m.judgeAcross()
 	m.judgeSessions()
 	m.judgeClosings()
+	m.judgeRequests()
 	m.judgeRenewals()
 	m.judgeAnnouncements()
 	m.judgeJitter()
@@ -64,7 +65,7 @@ func (x *simRun) judge() {
 func (m *simModel) copy() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.events, m.renewals = slices.Clone(m.simRun.events), slices.Clone(m.simRun.renewals)
+	m.events, m.requests = slices.Clone(m.simRun.events), slices.Clone(m.simRun.requests)
 	for _, tr := range m.simRun.traces {
 		tr.b.mu.Lock()
 		m.traces = append(m.traces, &simTrace{tr.b, slices.Clone(tr.steps)})
@@ -387,16 +388,25 @@ func (tr *simTrace) lastReset(until time.Duration) (at time.Duration) {
 
 // judgeLate: a call that its context does not end is ended by Timeout, "judged up to an eighth or 5 ms late": by the sweep, which may just
 // have been. What is in flight knows no exception but that timeouts are relaxed; what is queued is not swept while it is held, nor while
-// there is no connection because of a handoff, for at most RelaxedWindowMax and a dial, and counts from the end of that.
+// there is no connection because of a handoff, for at most RelaxedWindowMax and a dial, and counts from the end of that. What waits for its
+// turn to have a connection of its own does so within its context.
 func (m *simModel) judgeLate(c *simCall) {
 	o := &m.c.opts
-	if o.Timeout <= 0 || !c.ordinary() {
+	if o.Timeout <= 0 || len(c.tokens) == 0 || c.blocks == maxSpan {
 		return
 	}
-	limit, quiet := o.Timeout, !slices.ContainsFunc(m.s.actions, func(a simAction) bool { return a.what == simMoving || a.what == simSays || a.what == simRenew }) && o.MaxAge == 0
-	from := c.began
-	if !quiet {
-		limit = max(limit, o.Maintenance.RelaxedTimeout) + max(o.Maintenance.HoldCap, 0) + o.Maintenance.RelaxedWindowMax + m.c.pin.grace
+	limit, from := o.Timeout+c.blocks, c.began
+	maintained := o.MaxAge > 0 || slices.ContainsFunc(m.s.actions, func(a simAction) bool { return a.what == simMoving || a.what == simSays || a.what == simRenew })
+	if maintained {
+		limit = max(o.Timeout, o.Maintenance.RelaxedTimeout) + c.blocks
+	}
+	switch touches := m.w.touched[c.tokens[0]]; {
+	case len(touches) > 0:
+		from = touches[0].at
+	case !c.ordinary() && m.s.opts.MaxDedicated > 0:
+		return
+	case maintained:
+		limit += max(o.Maintenance.HoldCap, 0) + o.Maintenance.RelaxedWindowMax + m.c.pin.grace
 		for _, tr := range m.traces {
 			from = max(from, tr.lastReset(c.ended))
 		}
@@ -469,6 +479,13 @@ func (m *simModel) judgeNoConnection(c *simCall, name string) {
 func (m *simModel) endedIn(from, to time.Duration) bool {
 	return slices.ContainsFunc(m.w.conns, func(o *simConn) bool {
 		return o.opened >= from && (o.ending != simAlive && o.endedAt <= to || o.closed && o.closedAt <= to && m.silent(o, to))
+	})
+}
+
+// endedBetween says that a connection ended, or was closed, between from and to, as one is of which the handshake comes to nothing.
+func (m *simModel) endedBetween(from, to time.Duration) bool {
+	return slices.ContainsFunc(m.w.conns, func(o *simConn) bool {
+		return o.ending != simAlive && from <= o.endedAt && o.endedAt <= to || o.closed && from <= o.closedAt && o.closedAt <= to
 	})
 }
 
@@ -684,6 +701,30 @@ func (m *simModel) judgeClosed(c *simCall, name string) {
 	}
 }
 
+// judgeRequests: Renew returns nil "or the last dial's error when DialTimeout (relaxed, during maintenance) has passed in vain for one", Shutdown
+// nil when all that was outstanding is over. Both obey their contexts.
+func (m *simModel) judgeRequests() {
+	for _, r := range m.requests {
+		name := fmt.Sprintf("%v (%v to %v)", r.simAction, r.began, r.ended)
+		switch {
+		case r.ended > r.began+r.last:
+			m.breaks("1: %s ended after its context", name)
+		case r.err == nil:
+			for _, c := range m.calls {
+				if r.what == simShutdown && c.began < r.began && c.ended > r.ended {
+					m.breaks("11: %s returned before %v, given at %v, was over", name, c.tokens, c.began)
+				}
+			}
+		case simByContext(r.err) && r.ended == r.began+r.last:
+		case r.what == simRenew && errors.Is(r.err, ErrClosed) && m.closing <= r.ended:
+		case r.what == simRenew && m.endedBetween(r.began, r.ended):
+		case r.what == simRenew && slices.ContainsFunc(m.w.dials, func(d simDial) bool { return d.err != nil && r.began <= d.over && d.at <= r.ended }):
+		default:
+			m.breaks("6: %s failed, although no dial did: %v", name, r.err)
+		}
+	}
+}
+
 // judgeRenewals: Renew "replaces every connection by one whose dial began after the call", and returns when all are replaced.
 func (m *simModel) judgeRenewals() {
 	for token, touches := range m.w.touched {
@@ -691,8 +732,8 @@ func (m *simModel) judgeRenewals() {
 		if c == nil || !c.ordinary() {
 			continue
 		}
-		for _, r := range m.renewals {
-			if c.began > r.ended && t.conn.opened < r.began {
+		for _, r := range m.requests {
+			if r.what == simRenew && r.err == nil && c.began > r.ended && t.conn.opened < r.began {
 				m.breaks("11: %s was written to connection %d, which Renew had replaced at %v", token, t.conn.id, r.ended)
 			}
 		}

@@ -626,13 +626,17 @@ type simRun struct {
 	dialled   time.Duration // Dial returned
 	dialErrs  []error
 	stats     Stats // when all had become quiet
-	renewals  []simRenewal
+	requests  []simRequest
 	broken    []string
 	final     error // of a command when all is well again
 }
 
-// simRenewal is a call of Renew that succeeded.
-type simRenewal struct{ began, ended time.Duration }
+// simRequest is a call of Renew or Shutdown that has returned.
+type simRequest struct {
+	*simAction
+	began, ended time.Duration
+	err          error
+}
 
 // simTrace is what the machine of a bridge was told and said.
 type simTrace struct {
@@ -852,16 +856,7 @@ func (x *simRun) act() {
 		case simDNS:
 			w.do(func() { w.hosts = a.hosts })
 		case simRenew:
-			go func() {
-				ctx, cancel := simContext(a.last)
-				defer cancel()
-				began := w.now()
-				if x.c.Renew(ctx) == nil {
-					x.mu.Lock()
-					x.renewals = append(x.renewals, simRenewal{began, w.now()})
-					x.mu.Unlock()
-				}
-			}()
+			go x.request(a, x.c.Renew)
 		case simClose, simShutdown:
 			x.mu.Lock()
 			x.closing = min(x.closing, w.now())
@@ -870,13 +865,21 @@ func (x *simRun) act() {
 				x.c.Close()
 				continue
 			}
-			go func() {
-				ctx, cancel := simContext(a.last)
-				defer cancel()
-				x.c.Shutdown(ctx)
-			}()
+			go x.request(a, x.c.Shutdown)
 		}
 	}
+}
+
+// request carries out an action that takes a while.
+func (x *simRun) request(a *simAction, do func(context.Context) error) {
+	ctx, cancel := simContext(a.last)
+	defer cancel()
+	r := simRequest{simAction: a, began: x.w.now()}
+	r.err = do(ctx)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	r.ended = x.w.now()
+	x.requests = append(x.requests, r)
 }
 
 var simFill = strings.Repeat("x", 200<<10)
