@@ -485,7 +485,8 @@ func (c *Client) Watch(ctx context.Context, keys []string, fn func(*Session, *Ba
 func (c *Client) watch(ctx context.Context, args []any, fn func(*Session, *Batch) error) (replies []Reply, again, lost bool, err error) {
 	s, err := c.Session(ctx)
 	if err != nil {
-		return nil, false, false, err
+		lost = MaybeExecuted(err) && ctx.Err() == nil && !errors.Is(err, ErrTimeout) && !errors.Is(err, ErrClosed) // its PING was cut off
+		return nil, lost, lost, err
 	}
 	defer s.Close()
 	var b Batch
@@ -921,7 +922,9 @@ func (b *bridge) unsentLocked(c *conn, unsent []*message) {
 		case PhaseDone:
 			b.lastDialErr = c.broken
 		case PhasePreparing:
-			b.quest.again = max(b.quest.again-1, 0) // the dial that follows has another reason
+			if !b.quest.renewal {
+				b.quest.again = max(b.quest.again-1, 0) // the dial that follows has another reason
+			}
 			fallthrough
 		case PhaseHolding:
 			b.old = c
@@ -1050,7 +1053,7 @@ func (b *bridge) toldLocked(c *conn, n *notification, t tick) {
 		b.c.pin.tell(a.number, c.remote)
 	}
 	switch {
-	case c.attempt < a.number && b.quest.number != a.number:
+	case c.attempt < a.number && b.quest.moved != a.number:
 		b.joinLocked(a, t, t)
 	case c.attempt > a.number && again && b.hand.phase == PhaseDone && b.quest.mayAgain(a.number):
 		b.joinLocked(a, t, t.add(max(t.until(a.deadline()), 0)/2))
@@ -1060,7 +1063,7 @@ func (b *bridge) toldLocked(c *conn, n *notification, t tick) {
 
 // followLocked joins the announcement that the client remembers, if the dial of the current connection began before it.
 func (b *bridge) followLocked(t tick) {
-	if a, ok := b.c.pin.remembered(t); ok && b.cur.attempt < a.number && b.quest.number != a.number {
+	if a, ok := b.c.pin.remembered(t); ok && b.cur.attempt < a.number && b.quest.moved != a.number {
 		b.joinLocked(a, t, t)
 	}
 }
@@ -1084,8 +1087,8 @@ func (b *bridge) joinLocked(a announcement, t, moment tick) {
 		switch {
 		case b.hub != nil:
 			b.hand.budget = maxSpan // nobody's work waits
-		case b.lazy:
-			b.hand.budget = 0 // no work can come: its only user waits for the old connection
+		case b.lazy, a.number == b.quest.moved:
+			b.hand.budget = 0 // no work can come: its only user waits for the old connection; or it has had its hold, before a renewal
 		}
 	}
 	b.record, b.old = Handoff{Seq: a.seq, Successor: a.successor, Received: a.wall}, nil
@@ -1648,12 +1651,13 @@ func (s *Subscription) Add(ctx context.Context, names ...string) error {
 	return &callError{"subscribe", err}
 }
 
-// confirmedLocked waits, unlocked, until the server has confirmed a topic. Timeout begins anew while a handoff is to bring a connection.
+// confirmedLocked waits, unlocked, until the server has confirmed a topic. Timeout begins anew while a handoff is to bring a connection,
+// or holds what is to be asked for, and counts from the end of that.
 func (s *Subscription) confirmedLocked(ctx context.Context, late *time.Timer, timeout time.Duration, in *interest) (err error) {
 	b := s.h.b
 	for {
 		switch {
-		case err == ErrTimeout && b.awaitedLocked(now()):
+		case err == ErrTimeout && (b.awaitedLocked(now()) || b.hand.phase == PhaseHolding || now() < b.clockFrom.add(timeout)):
 			late.Reset(timeout)
 			err = nil
 			continue
@@ -2117,7 +2121,7 @@ func (h *hub) judgeLocked(f *feed, asked []*request) (usable bool) {
 func (h *hub) takeOverLocked(f *feed) {
 	b, old := h.b, f.old
 	var sure map[topic]bool
-	twice := map[topic]int{}
+	twice, least := map[topic]int{}, 1
 	if old != nil && old.live {
 		var certain, early map[topic][]published
 		if _, err := h.fenceLocked(old, nil, nil); err == nil {
@@ -2127,8 +2131,12 @@ func (h *hub) takeOverLocked(f *feed) {
 				return
 			}
 			early = byTopic(f.seen)
-			h.fenceLocked(old, nil, slices.Collect(maps.Keys(old.have))) // if it ends instead, its last messages have come, too
-			certain = byTopic(old.seen[min(n, len(old.seen)):])          // if f has ended, it may be shorter
+			if _, err := h.fenceLocked(old, nil, slices.Collect(maps.Keys(old.have))); err == nil {
+				least = 0
+			} else { // it has ended instead: its last messages have come, too, but perhaps not all that is early
+				early = nil
+			}
+			certain = byTopic(old.seen[min(n, len(old.seen)):]) // if f has ended, it may be shorter
 		}
 		if b.next == f.c {
 			b.stepLocked(drained, now())
@@ -2138,7 +2146,7 @@ func (h *hub) takeOverLocked(f *feed) {
 		}
 		before := byTopic(old.seen)
 		for t, after := range byTopic(f.seen) {
-			twice[t] = overlap(before[t], after, max(len(certain[t]), len(early[t]), 1-len(sure)))
+			twice[t] = overlap(before[t], after, max(len(certain[t]), len(early[t]), least))
 		}
 	}
 	for t, subs := range h.topics {
@@ -2151,7 +2159,7 @@ func (h *hub) takeOverLocked(f *feed) {
 		}
 	}
 	for _, p := range f.seen {
-		if twice[p.topic]--; twice[p.topic] < 0 {
+		if twice[p.topic]--; twice[p.topic] < 0 && f.have[p.topic] { // else the server has ended it meanwhile, and a gap follows
 			h.deliverLocked(p)
 		}
 	}
@@ -2233,7 +2241,7 @@ func init() {
 		{unit: time.Second, at: 1}:                                              "BLMPOP, BZMPOP",
 		{unit: time.Millisecond}:                                                "XREAD, XREADGROUP",
 		{batched, "use Client.DoBatch", time.Millisecond, -1, false}:            "WAIT, WAITAOF",
-		{reach: inSession, instead: "use Client.Session"}:                       "READONLY, READWRITE, ASKING, CLIENT TRACKING, CLIENT CACHING, CLIENT NO-EVICT, CLIENT NO-TOUCH",
+		{reach: inSession, instead: "use Client.Session"}:                       "READONLY, READWRITE, ASKING, CLIENT TRACKING, CLIENT CACHING, CLIENT NO-EVICT, CLIENT NO-TOUCH, CLIENT CAPA, CLIENT IMPORT-SOURCE",
 		{reach: inSession, instead: "use Options.DB or Client.Session"}:         "SELECT",
 		{reach: inSession, instead: "use Options.Credentials"}:                  "AUTH",
 		{reach: inSession, instead: "use Options.ClientName"}:                   "CLIENT SETNAME",
@@ -2244,7 +2252,7 @@ func init() {
 		{reach: noCall, instead: "use Subscription.Remove"}:                     "UNSUBSCRIBE, PUNSUBSCRIBE, SUNSUBSCRIBE",
 		{reach: noCall, instead: "use Options.Credentials"}:                     "HELLO",
 		{reach: noCall, instead: "use Options.Maintenance"}:                     "CLIENT MAINT_NOTIFICATIONS",
-		{reach: noCall, instead: "no call can send it"}:                         "MONITOR, SYNC, PSYNC, RESET, CLIENT REPLY",
+		{reach: noCall, instead: "no call can send it"}:                         "MONITOR, SYNC, PSYNC, REPLCONF, RESET, CLIENT REPLY, SCRIPT DEBUG",
 	} {
 		for command := range strings.SplitSeq(commands, ", ") {
 			rules[command] = &r
@@ -2263,7 +2271,7 @@ func admit(args []any, limit reach) (*rule, error) {
 	}
 	var buf [64]byte
 	name := appendWord(buf[:0], args, 0)
-	if string(name) == "CLIENT" {
+	if string(name) == "CLIENT" || string(name) == "SCRIPT" {
 		name = appendWord(append(name, ' '), args, 1)
 	}
 	r := cmp.Or(rules[string(name)], plain)

@@ -1127,8 +1127,8 @@ func TestWhatMayNotBeSentHereIsRefusedAndNothingSent(t *testing.T) {
 		c, p := newScript(t).connect(Options{})
 		for _, text := range []string{
 			"SUBSCRIBE a", "PSUBSCRIBE a", "SSUBSCRIBE a", "UNSUBSCRIBE", "PUNSUBSCRIBE a", "SUNSUBSCRIBE a", "MONITOR", "SELECT 1", "AUTH p", "AUTH u p", "HELLO", "HELLO 3",
-			"RESET", "QUIT", "MULTI", "EXEC", "DISCARD", "WATCH k", "UNWATCH", "READONLY", "READWRITE", "ASKING", "SYNC", "PSYNC ? -1",
-			"CLIENT REPLY OFF", "CLIENT TRACKING ON", "CLIENT CACHING YES", "CLIENT SETNAME x", "CLIENT NO-EVICT ON", "CLIENT NO-TOUCH ON", "CLIENT MAINT_NOTIFICATIONS ON",
+			"RESET", "QUIT", "MULTI", "EXEC", "DISCARD", "WATCH k", "UNWATCH", "READONLY", "READWRITE", "ASKING", "SYNC", "PSYNC ? -1", "REPLCONF ACK 1", "SCRIPT DEBUG SYNC",
+			"CLIENT REPLY OFF", "CLIENT TRACKING ON", "CLIENT CACHING YES", "CLIENT SETNAME x", "CLIENT NO-EVICT ON", "CLIENT NO-TOUCH ON", "CLIENT MAINT_NOTIFICATIONS ON", "CLIENT CAPA redirect", "CLIENT IMPORT-SOURCE ON",
 			"WAIT 1 0", "WAITAOF 1 0 0",
 		} {
 			for _, spelled := range []string{text, strings.ToLower(text), text[:1] + strings.ToLower(text[1:])} {

@@ -2265,13 +2265,15 @@ var loneRefused = []struct {
 	{"SUBSCRIBE a", false, []string{"Subscribe"}}, {"PSUBSCRIBE a*", false, []string{"PSubscribe", "Subscribe"}}, {"SSUBSCRIBE a", false, []string{"SSubscribe", "Subscribe"}},
 	{"UNSUBSCRIBE", false, []string{"Subscription", "Subscribe", "Remove"}}, {"UNSUBSCRIBE a", false, []string{"Subscription", "Subscribe", "Remove"}},
 	{"PUNSUBSCRIBE a*", false, []string{"Subscription", "Subscribe", "Remove"}}, {"SUNSUBSCRIBE a", false, []string{"Subscription", "Subscribe", "Remove"}},
-	{"MONITOR", false, nil}, {"SYNC", false, nil}, {"PSYNC ? -1", false, nil}, {"HELLO", false, []string{"Options"}}, {"HELLO 3", false, []string{"Options"}}, {"RESET", false, nil},
+	{"MONITOR", false, nil}, {"SYNC", false, nil}, {"PSYNC ? -1", false, nil}, {"REPLCONF ACK 1", false, nil}, {"SCRIPT DEBUG SYNC", false, nil},
+	{"HELLO", false, []string{"Options"}}, {"HELLO 3", false, []string{"Options"}}, {"RESET", false, nil},
 	{"CLIENT REPLY OFF", false, nil}, {"CLIENT REPLY SKIP", false, nil}, {"CLIENT MAINT_NOTIFICATIONS OFF", false, []string{"Options"}},
 	{"SELECT 1", true, []string{"Options.DB", "Session"}}, {"AUTH p", true, []string{"Options", "Session"}}, {"AUTH u p", true, []string{"Options", "Session"}},
 	{"QUIT", true, []string{"Close"}}, {"MULTI", true, []string{"DoTx", "Session"}}, {"EXEC", true, []string{"DoTx", "Session"}}, {"DISCARD", true, []string{"DoTx", "Session"}},
 	{"WATCH k", true, []string{"Watch", "Session"}}, {"UNWATCH", true, []string{"Watch", "Session"}}, {"READONLY", true, []string{"Session"}}, {"READWRITE", true, []string{"Session"}},
 	{"ASKING", true, []string{"Session"}}, {"CLIENT TRACKING ON", true, []string{"Session"}}, {"CLIENT CACHING YES", true, []string{"Session"}},
 	{"CLIENT SETNAME me", true, []string{"Options.ClientName", "Session"}}, {"CLIENT NO-EVICT ON", true, []string{"Session"}}, {"CLIENT NO-TOUCH ON", true, []string{"Session"}},
+	{"CLIENT CAPA redirect", true, []string{"Session"}}, {"CLIENT IMPORT-SOURCE ON", true, []string{"Session"}},
 }
 
 // loneSpellings are a command as strings and as bytes, in capitals, in small letters and mixed.

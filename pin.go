@@ -102,6 +102,7 @@ type location struct {
 type quest struct {
 	random   dice
 	number   uint64 // of the announcement, or the renewal, that the bridge joined last
+	moved    uint64 // of the announcement that it joined last
 	renewal  bool
 	again    int           // how often it was joined again
 	jitter   time.Duration // that is added for it
@@ -119,14 +120,14 @@ const (
 	maxSpacing = 10 * time.Second // the longest time that is kept between the dials of handoffs that follow each other closely
 )
 
-func (q *quest) mayAgain(number uint64) bool { return q.number != number || q.again < maxAgain }
+func (q *quest) mayAgain(number uint64) bool { return q.moved != number || q.again < maxAgain }
 
 // join sets out at moment for what a promises. latest is when a dial is due even if that is close upon the one before: better soon than
 // too late. Without a connection the next dial has its moment already, and an announcement does not hurry it: it may be one of many.
 func (q *quest) join(a announcement, t, moment, latest tick, connected bool) {
-	known := a.number == q.number
-	if !known {
-		q.again = 0
+	known := a.number == q.number || a.number == q.moved
+	if !known && !a.renewal {
+		q.moved, q.again = a.number, 0
 	}
 	q.number, q.renewal, q.tried, q.jitter, q.spaced = a.number, a.renewal, 0, 0, 0 // tried: what was dialled before may be stale
 	if !connected {

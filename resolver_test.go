@@ -1010,6 +1010,32 @@ func TestToldAgain(t *testing.T) {
 			e.answers()
 		})
 	}
+	sub(t, "a renewal in between does not begin it anew", func(t *testing.T) {
+		e := newEchoes(t, Options{Addr: nodeA, KeepAlive: -1})
+		e.repeat(noName(5, 600))
+		e.announce(noName(5, 600))
+		time.Sleep(570 * time.Second)
+		for range 3 {
+			if err := e.c.Renew(background); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(time.Second)
+		}
+		time.Sleep(10 * time.Minute)
+		if at, to := e.dialledAt(); len(to) != 4+3 {
+			t.Errorf("dialled %v at %v, with three renewals", to, at)
+		}
+	})
+	sub(t, "nor does MaxAge", func(t *testing.T) {
+		e := newEchoes(t, Options{Addr: nodeA, KeepAlive: -1, MaxAge: 10 * time.Second})
+		e.repeat(noName(5, 3600))
+		e.announce(noName(5, 3600))
+		time.Sleep(3605 * time.Second)
+		announced := slices.DeleteFunc(e.j.of(EventPreparing), func(e Event) bool { return e.Seq != 5 })
+		if len(announced) > 4 {
+			t.Errorf("%d handoffs for one announcement", len(announced))
+		}
+	})
 	sub(t, "a name that never moves: the third waits for DNS alone", func(t *testing.T) {
 		z := newZone(t, nodeA)
 		e := newEchoes(t, Options{Resolver: z.resolver()})

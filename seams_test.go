@@ -239,7 +239,7 @@ func TestASessionThatWasLostAndThenClosedIsClosed(t *testing.T) {
 }
 
 func TestWatchBeginsAgainWhereverItsSessionWasLostBeforeEXEC(t *testing.T) {
-	for _, at := range []string{"WATCH", "GET"} {
+	for _, at := range []string{"PING", "WATCH", "GET"} {
 		sub(t, at, func(t *testing.T) {
 			s := newLone(t)
 			s.say = answers{at: hangUp, "EXEC": "*1\r\n+OK\r\n"}
@@ -282,6 +282,26 @@ func TestWatchOfWhoClosesItsSessionEnds(t *testing.T) {
 }
 
 // --- calls of Subscribe and Add ---
+
+// TestAddWhileAReplacementStalls: the connection in service is well, so the call waits until that is given up, and succeeds.
+func TestAddWhileAReplacementStalls(t *testing.T) {
+	for name, o := range map[string]Options{
+		"DialTimeout 30 s":          {DialTimeout: 30 * time.Second},
+		"no relaxation, Timeout 1s": {Timeout: time.Second, Maintenance: Maintenance{RelaxedTimeout: -1}},
+		"defaults":                  {},
+	} {
+		sub(t, name, func(t *testing.T) {
+			_, s, old, heard := onAir(t, o, "a")
+			old.moving(1, 30, addrB)
+			s.accept().handshake() // and then it says nothing any more
+			synctest.Wait()
+			go old.serve(confirms)
+			if err := heard.Add(background, "b"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
 
 const seamBusy = "-BUSY Redis is busy running a script\r\n"
 

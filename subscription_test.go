@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"path"
 	"runtime"
@@ -259,6 +260,24 @@ func (l *line) killLocked() {
 		l.Close()
 		l.change.Broadcast()
 	}
+}
+
+// endOne has the server end one of the connection's subscriptions, unasked; which one is chosen by n, which is given how many there are.
+func (l *line) endOne(n func(int) int) {
+	l.r.mu.Lock()
+	defer l.r.mu.Unlock()
+	if len(l.topics) == 0 {
+		return
+	}
+	topic := slices.Sorted(maps.Keys(l.topics))[n(len(l.topics))]
+	delete(l.topics, topic)
+	verb, name := "UNSUBSCRIBE", topic
+	for prefix, kind := range map[string]string{"p:": "P", "s:": "S"} {
+		if of, is := strings.CutPrefix(topic, prefix); is {
+			verb, name = kind+verb, of
+		}
+	}
+	l.sayLocked(confirmation(verb, name, len(l.topics)))
 }
 
 // freeze has the connection stand still, as a host that is gone.
@@ -524,7 +543,9 @@ func (e *ear) judge(topic string, from, to int) (missed, repeated []int) {
 		}
 		n, _ := strconv.Atoi(rest)
 		if n <= last {
-			repeated = append(repeated, n)
+			if !gap { // behind one it may be
+				repeated = append(repeated, n)
+			}
 			continue
 		}
 		for m := max(last, excused) + 1; m < n && due && !gap; m++ {
