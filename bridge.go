@@ -377,7 +377,8 @@ func (c *Client) batch(ctx context.Context, s *Session, b *Batch, limit reach, t
 // DoTx sends the commands of a batch as a transaction, MULTI … EXEC in one piece, and returns their replies. If EXEC answered null, since a watched
 // key was changed, the error is ErrTxAborted. If commands were refused when queued, nothing is executed: the error wraps the first refusal, a
 // *ServerError, and the replies are those to the queueing. So too if MULTI itself was refused (BUSY, LOADING, NOPERM), but then the commands behind
-// it may have been executed one by one: the replies are the server's answer to each. With any other error there are no replies.
+// it may have been executed one by one, and what blocks among them holds its connection up: the replies are the server's answer to each. With any
+// other error there are no replies.
 func (c *Client) DoTx(ctx context.Context, b *Batch) ([]Reply, error) {
 	return outcome(c.batch(ctx, nil, b, batched, true))
 }

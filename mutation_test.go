@@ -41,7 +41,7 @@ var mutations = []mutation{
 	{name: "the hold is entered without a look at the queue", file: "bridge.go",
 		old: "b.cur.inFlight.empty() && b.hub == nil {", new: "b.cur.inFlight.empty() && b.hub == nil && b.stats.Sent == 0 {"},
 	{name: "a copy of an announcement joins, and cancels the dial", file: "bridge.go",
-		old: "case c.attempt < a.number && b.quest.number != a.number:", new: "case c.attempt < a.number:"},
+		old: "case c.attempt < a.number && b.quest.moved != a.number:", new: "case c.attempt < a.number:"},
 	{name: "a live connection is retired by the clock", file: "bridge.go",
 		old: "b.stats.HandoffsGivenUp++", new: "b.stats.HandoffsGivenUp++\n\t\tif b.cur != nil {\n\t\t\tb.cur.hangUpLocked(errRetired)\n\t\t}"},
 	{name: "a message is recycled before its signal", file: "bridge.go",
