@@ -469,6 +469,7 @@ func TestAnnouncedAndNeverSent(t *testing.T) {
 				q.handshake()
 				go q.echo()
 				served(t, c, "on the next connection")
+				synctest.Wait() // events are told on a goroutine of their own
 				if e := j.of(EventLost); !inHandshake && (len(e) != 1 || !strings.Contains(e[0].Err.Error(), "not a byte for")) {
 					t.Errorf("the events of loss are %v", e)
 				}

@@ -116,8 +116,9 @@ type quest struct {
 }
 
 const (
-	maxAgain   = 3                // how often a bridge looks for another place because what an announcement brought it to must move as well
-	maxSpacing = 10 * time.Second // the longest time that is kept between the dials of handoffs that follow each other closely
+	maxAgain   = 3                      // how often a bridge looks for another place because what an announcement brought it to must move as well
+	minSpacing = 500 * time.Millisecond // the time that is kept at first between the dials of handoffs that follow each other closely
+	maxSpacing = 10 * time.Second       // and in the end
 )
 
 func (q *quest) mayAgain(number uint64) bool { return q.moved != number || q.again < maxAgain }
@@ -145,8 +146,8 @@ func (q *quest) join(a announcement, t, moment, latest tick, connected bool) {
 		latest = never
 	}
 	if q.chain > 2 { // a server that sends us on and on, or two that send us to each other, are not followed in a tight loop
-		spacing := min(500*time.Millisecond<<min(q.chain-3, 5), maxSpacing)
-		q.spaced = min(q.last.add(spacing), latest)
+		spacing := min(minSpacing<<min(q.chain-3, 5), maxSpacing)
+		q.spaced = max(q.last.add(minSpacing), min(q.last.add(spacing), latest))
 		q.at = max(q.at, q.spaced)
 	}
 	q.chainEnd = max(a.deadline(), q.at.add(maxSpacing))

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -42,6 +43,8 @@ func (x *simRun) judge() {
 	for _, c := range x.calls {
 		m.judgeCall(c)
 	}
+	m.judgeTargets()
+	m.judgePace()
 	m.judgeOwners()
 	m.judgeOrder()
 	m.judgeAcross()
@@ -82,6 +85,61 @@ func (x *simRun) judgeDials() {
 	}
 	if len(x.s.actions) == 0 && x.s.profile != simFaulty {
 		x.breaks("6: Dial failed without a reason: %v", x.dialErrs)
+	}
+}
+
+// judgeTargets: a dial goes to what is configured, where its name leads, or to a successor that was announced and that the policy allows; and
+// where notifications are not wanted, none are asked for.
+func (m *simModel) judgeTargets() {
+	o := &m.s.opts
+	for _, d := range m.w.dials {
+		led := func(a simAction) bool {
+			if o.Named && slices.ContainsFunc(a.hosts, func(h int) bool { return simAddr(h) == d.addr }) {
+				return true
+			}
+			return a.at <= d.at && !o.RefuseSuccessors && o.Mode != Disabled && strings.Contains(a.frame, simBulk(d.addr))
+		}
+		home := d.addr == simAddr(0) || o.Named && d.at >= m.s.calm // when all is well the name leads everywhere
+		if !home && !slices.ContainsFunc(m.s.actions, led) {
+			m.breaks("9: %s was dialled at %v, where nobody may have led", d.addr, d.at)
+		}
+	}
+	for _, c := range m.w.conns {
+		if c.opted && o.Mode == Disabled {
+			m.breaks("9: connection %d asked for notifications, which are not wanted", c.id)
+		}
+	}
+}
+
+// judgePace: "redial at once, then back-off with jitter", from 50 ms doubling to 1 s. Within a second that is one dial at once and six more of
+// each bridge, and one more of each for an announcement or a renewal that it may still follow; what needs a connection of its own may be new.
+func (m *simModel) judgePace() {
+	const second = time.Second
+	bridges, each := m.s.opts.Conns+1+len(m.s.callers), 1
+	if m.s.opts.Named {
+		each = simNodes
+	}
+	for i, first := range m.w.dials {
+		n, most := 0, 7*bridges+len(m.dialErrs)
+		for _, d := range m.w.dials[i:] {
+			if d.at < first.at+second {
+				n++
+			}
+		}
+		for _, a := range m.s.actions {
+			if (a.frame != "" || a.what == simRenew) && first.at-5*second <= a.at && a.at < first.at+second {
+				most += bridges
+			}
+		}
+		for _, c := range m.calls {
+			if !c.ordinary() && c.ended >= first.at && c.began < first.at+second {
+				most++
+			}
+		}
+		if n > most*each {
+			m.breaks("9: from %v on there were %d dials within a second, of %d bridges, and %d would be many", first.at, n, bridges, most*each)
+			return
+		}
 	}
 }
 
@@ -717,7 +775,7 @@ func (m *simModel) judgeRequests() {
 			}
 		case simByContext(r.err) && r.ended == r.began+r.last:
 		case r.what == simRenew && errors.Is(r.err, ErrClosed) && m.closing <= r.ended:
-		case r.what == simRenew && m.endedBetween(r.began, r.ended):
+		case r.what == simRenew && (m.endedBetween(r.began, r.ended) || errors.As(r.err, new(*net.DNSError))):
 		case r.what == simRenew && slices.ContainsFunc(m.w.dials, func(d simDial) bool { return d.err != nil && r.began <= d.over && d.at <= r.ended }):
 		default:
 			m.breaks("6: %s failed, although no dial did: %v", name, r.err)
