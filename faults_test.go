@@ -151,6 +151,19 @@ func TestWhatThePollFindsKeepsItsDistance(t *testing.T) {
 	})
 }
 
+// A MOVING of no seconds, said to each connection, of which nothing is remembered for long.
+func TestAnnouncementsThatAreForgottenAtOnceKeepTheirDistance(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		e := newEchoes(t, Options{Addr: nodeA, DialTimeout: 50 * time.Millisecond, Maintenance: Maintenance{RelaxedTimeout: -1}})
+		e.repeat(noName(10, 0))
+		e.announce(noName(10, 0))
+		time.Sleep(100 * time.Second)
+		if at, _ := e.dialledAt(); len(at) > 220 {
+			t.Errorf("%d dials in 100 s, want two a second at most", len(at))
+		}
+	})
+}
+
 // Stale lastDialErr.
 func TestAnErrorOfLongAgoIsNotBlamed(t *testing.T) {
 	bubble(t, func(t *testing.T) {
