@@ -155,6 +155,9 @@ func TestWhatThePollFindsKeepsItsDistance(t *testing.T) {
 func TestAnnouncementsThatAreForgottenAtOnceKeepTheirDistance(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		e := newEchoes(t, Options{Addr: nodeA, DialTimeout: 50 * time.Millisecond, Maintenance: Maintenance{RelaxedTimeout: -1}})
+		e.mu.Lock()
+		e.fail = func(string) error { time.Sleep(20 * time.Millisecond); return nil } // so that it is forgotten before the third
+		e.mu.Unlock()
 		e.repeat(noName(10, 0))
 		e.announce(noName(10, 0))
 		time.Sleep(100 * time.Second)
