@@ -436,12 +436,8 @@ func (s *soaker) report() *soakReport {
 	return r
 }
 
-// good is what the exit status says.
-func (r *soakReport) good() bool { return len(r.Violations) == 0 && !r.rises() }
-
-func (r *soakReport) rises() bool {
-	return slices.ContainsFunc(r.slopesInLine, func(s slope) bool { return s.State == rising })
-}
+// good is what the exit status says. What falls is no leak; that a soak was too short to see one is said, and no failure.
+func (r *soakReport) good() bool { return len(r.Violations) == 0 && r.named(rising) == nil }
 
 func (r *soakReport) write(out io.Writer) {
 	fmt.Fprintf(out, "%s commands in %.1f s: p50 %.0f µs, p99 %.0f µs, longest %.1f ms\n", group(r.Commands), r.Seconds, r.P50US, r.P99US, r.LongestMS)
@@ -485,23 +481,37 @@ func counted[K ~string](m map[K]int) string {
 }
 
 func (r *soakReport) word() string {
-	var bad []string
+	var bad, also []string
 	if len(r.Violations) > 0 {
 		bad = append(bad, counted(r.Violations))
 	}
-	for _, s := range r.slopesInLine {
-		if s.State == rising {
-			bad = append(bad, "rising: "+s.name)
+	for _, name := range r.named(rising) {
+		bad = append(bad, "rising: "+name)
+	}
+	for _, state := range []stateOfSeries{falling, unavailable} {
+		if names := r.named(state); names != nil {
+			also = append(also, string(state)+": "+strings.Join(names, ", "))
 		}
 	}
-	undecidedOnes := slices.ContainsFunc(r.slopesInLine, func(s slope) bool { return s.State == undecided })
 	switch {
 	case len(bad) > 0:
 		return "FAILED: " + strings.Join(bad, "; ")
 	case r.Interrupted:
 		return "interrupted, good so far: 0 violations"
-	case undecidedOnes:
+	case r.named(undecided) != nil:
 		return "GOOD as far as it goes: 0 violations, and too short for slopes"
+	case also != nil:
+		return "GOOD: 0 violations, and nothing rises; " + strings.Join(also, "; ")
 	}
 	return "GOOD: 0 violations, and no slope can be told from zero"
+}
+
+// named are the series of which this is to be said.
+func (r *soakReport) named(state stateOfSeries) (names []string) {
+	for _, s := range r.slopesInLine {
+		if s.State == state {
+			names = append(names, s.name)
+		}
+	}
+	return names
 }

@@ -140,6 +140,9 @@ func (c *crew) goes(index int, every time.Duration, once func(*rand.Rand)) {
 	})
 }
 
+// upTo is a time below d.
+func upTo(r *rand.Rand, d time.Duration) time.Duration { return time.Duration(r.Int64N(int64(d))) }
+
 // work is as worker.work, and rests.
 func (c *crew) work(w *worker) {
 	ctx := context.Background()
@@ -200,10 +203,10 @@ func ofContext(err error) bool {
 
 // roam increments with a context that ends at any moment, or was over before.
 func (c *crew) roam(w *worker, r *rand.Rand) {
-	ctx, cancel := context.WithTimeout(context.Background(), rand.N(3*time.Millisecond))
+	ctx, cancel := context.WithTimeout(context.Background(), upTo(r, 3*time.Millisecond))
 	if r.IntN(4) == 0 {
 		ctx, cancel = context.WithCancel(context.Background())
-		time.AfterFunc(rand.N(3*time.Millisecond), cancel)
+		time.AfterFunc(upTo(r, 3*time.Millisecond), cancel)
 	}
 	defer cancel()
 	began := time.Now()
@@ -349,9 +352,9 @@ func (c *crew) dialAndClose(own []*worker, r *rand.Rand) {
 			c.s.failed("a guest's subscription", err, began, hard, hard)
 		}
 	})
-	time.Sleep(rand.N(shortly / 2))
+	time.Sleep(upTo(r, shortly/2))
 	if r.IntN(2) == 0 {
-		ctx, cancel := context.WithTimeout(context.Background(), rand.N(shortly/10))
+		ctx, cancel := context.WithTimeout(context.Background(), upTo(r, shortly/10))
 		client.Shutdown(ctx)
 		cancel()
 	}
@@ -497,13 +500,13 @@ func (q *strand) takeLocked(s *soaker, text string) {
 // pushAndPop blocks for what never comes, with a context that ends before or after that, or for what is there. No element is popped for
 // somebody who leaves: that could be lost.
 func (c *crew) pushAndPop(q *strand, r *rand.Rand) {
-	wait := 10*time.Millisecond + rand.N(shortly/2)
+	wait := 10*time.Millisecond + upTo(r, shortly/2)
 	if r.IntN(2) == 0 {
 		c.push(q, c.s.client, hard)
 		c.pop(q, wait)
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), rand.N(2*wait))
+	ctx, cancel := context.WithTimeout(context.Background(), upTo(r, 2*wait))
 	defer cancel()
 	began := time.Now()
 	switch reply := c.s.client.Do(ctx, "BLPOP", q.key+":nothing", wait.Seconds()); {

@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -368,16 +369,24 @@ func TestSoakLedgerKnowsWhatLasts(t *testing.T) {
 }
 
 func TestSoakReportTellsWhatIsWrong(t *testing.T) {
-	is := func(state stateOfSeries) []slope { return []slope{{name: "heap", State: state, scale: 1}} }
+	names := []string{"heap", "goroutines", "descriptors"}
+	is := func(states ...stateOfSeries) (all []slope) {
+		for i, state := range states {
+			all = append(all, slope{name: names[i], State: state, scale: 1})
+		}
+		return all
+	}
 	for _, c := range []struct {
 		r    soakReport
 		good bool
 		word string
 	}{
-		{soakReport{slopesInLine: is(flat)}, true, "GOOD: 0 violations"},
-		{soakReport{slopesInLine: is(falling)}, true, "GOOD: 0 violations"},
-		{soakReport{slopesInLine: is(unavailable)}, true, "GOOD: 0 violations"},
-		{soakReport{slopesInLine: is(undecided)}, true, "too short for slopes"},
+		{soakReport{slopesInLine: is(flat, flat, flat)}, true, "GOOD: 0 violations, and no slope can be told from zero, seed"},
+		{soakReport{slopesInLine: is(falling, flat, flat)}, true, "GOOD: 0 violations, and nothing rises; falling: heap, seed"},
+		{soakReport{slopesInLine: is(falling, falling, unavailable)}, true, "nothing rises; falling: heap, goroutines; not available: descriptors, seed"},
+		{soakReport{slopesInLine: is(flat, flat, unavailable)}, true, "GOOD: 0 violations, and nothing rises; not available: descriptors, seed"},
+		{soakReport{slopesInLine: is(undecided, undecided, undecided)}, true, "GOOD as far as it goes: 0 violations, and too short for slopes, seed"},
+		{soakReport{slopesInLine: is(falling, falling, rising)}, false, "FAILED: rising: descriptors, seed"},
 		{soakReport{slopesInLine: is(rising)}, false, "FAILED: rising: heap"},
 		{soakReport{slopesInLine: is(rising), Violations: map[violation]int{lost: 2}}, false, "FAILED: 2 lost; rising: heap"},
 		{soakReport{slopesInLine: is(flat), Violations: map[violation]int{lost: 2, missed: 3}}, false, "3 messages missed, 2 lost"},
@@ -387,6 +396,22 @@ func TestSoakReportTellsWhatIsWrong(t *testing.T) {
 		c.r.write(&b)
 		if c.r.good() != c.good || !strings.Contains(b.String(), c.word) {
 			t.Errorf("good is %v, want %v; want %q in:\n%s", c.r.good(), c.good, c.word, b.String())
+		}
+	}
+}
+
+// Nobody in a soak takes a chance that its seed does not give.
+func TestSoakChancesAreTheSeeds(t *testing.T) {
+	global := regexp.MustCompile(`[^.\w]rand\.([A-Z]\w*)\(`)
+	for _, name := range []string{"soak_load.go", "soak_faults.go"} {
+		source, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, call := range global.FindAllStringSubmatch(string(source), -1) {
+			if call[1] != "New" && call[1] != "NewPCG" {
+				t.Errorf("%s calls rand.%s", name, call[1])
+			}
 		}
 	}
 }
