@@ -29,6 +29,9 @@ type mutation struct {
 // are within some thousand.
 const certain = 9
 
+// simulationTime is more than a busy machine needs for all the scenarios of a copy.
+const simulationTime = 20 * time.Minute
+
 var mutations = []mutation{
 	{name: "what was written is written again after a cut", file: "conn.go",
 		old: "c.unsentFromLocked(c.wrote.Load())", new: "c.unsentFromLocked(0)"},
@@ -119,10 +122,11 @@ func TestMutations(t *testing.T) {
 			t.Errorf("%s: what it replaces stands in %s %d times", m.name, m.file, n)
 		}
 	}
-	if os.Getenv("BATON_MUTATIONS") == "" || t.Failed() {
+	only := os.Getenv("BATON_MUTATIONS")
+	if only == "" || t.Failed() {
 		return
 	}
-	only := os.Getenv("BATON_MUTATIONS")
+	raced := false
 	for i, m := range mutations {
 		if only == "1" || only == "few" && i < certain || strings.Contains(m.name, only) {
 			scenarios := 8000
@@ -130,14 +134,97 @@ func TestMutations(t *testing.T) {
 				scenarios = 1000
 			}
 			t.Run(m.name, func(t *testing.T) { m.isFound(t, scenarios) })
+			raced = raced || m.race
+		}
+	}
+	t.Run("nothing", func(t *testing.T) { mutation{}.isNotFound(t, 1000) })
+	if raced {
+		t.Run("nothing, with the race detector", func(t *testing.T) { mutation{race: true}.isNotFound(t, 100) }) // a race is found in the first ten
+	}
+}
+
+var (
+	simLine      = regexp.MustCompile(`(?m)^\d+ scenarios from seed .*$`)
+	simComplaint = regexp.MustCompile(`(?m): (seed \d+: .{0,200})`)
+	simPanic     = regexp.MustCompile(`(?ms)^((?:panic|fatal error): [^\n]*).*?^goroutine ([^\n]*)`) // and which goroutine's it is
+)
+
+// isFound has so many scenarios of a broken copy simulated. A run that fails without saying in which scenario has found nothing: the machine
+// may be slow, or short of memory.
+func (m mutation) isFound(t *testing.T, scenarios int) {
+	out, err := m.simulated(t, scenarios)
+	switch found := m.complaint(out); {
+	case err == nil:
+		t.Errorf("not found: %s", simLine.FindString(out))
+	case found == "":
+		t.Errorf("nothing was found, and the simulation has not come to its end: %v\n%s", err, out[:min(len(out), 4000)])
+	default:
+		t.Log("found: " + found)
+	}
+}
+
+// isNotFound has the copy simulated as it is: what is said of the broken ones is worth nothing if that fails, too.
+func (m mutation) isNotFound(t *testing.T, scenarios int) {
+	out, err := m.simulated(t, scenarios)
+	if err != nil {
+		t.Fatalf("what is not broken fails: %v\n%s", err, out)
+	}
+	t.Log(simLine.FindString(out))
+}
+
+// complaint is what a simulation that failed says against a scenario, or nothing.
+func (m mutation) complaint(out string) string {
+	if m.race {
+		if strings.Contains(out, "WARNING: DATA RACE") {
+			return "DATA RACE"
+		}
+		return ""
+	}
+	if said := simComplaint.FindStringSubmatch(out); said != nil {
+		return said[1]
+	}
+	// A time that is up panics, too, but outside of every bubble. A timer's goroutine is in one, and does not know its seed.
+	if panicked := simPanic.FindStringSubmatch(out); panicked != nil && strings.Contains(panicked[2], "synctest bubble") {
+		return panicked[1] + ", goroutine " + panicked[2]
+	}
+	return ""
+}
+
+func TestMutationsAreFoundByWhatIsSaid(t *testing.T) {
+	const (
+		says  = "=== NAME  TestSimulation/all/1\n    simulation_test.go:1205: seed 7: 3: it was executed twice\n"
+		late  = "panic: test timed out after 5m0s\n\trunning tests:\n\t\tTestSimulation (5m0s)\n\ngoroutine 9 [running]:\ntesting\n\n"
+		crash = "panic: baton: BUG: why\n\n"
+		other = "goroutine 5 [running]:\nmain\n\n"
+		its   = `goroutine 6 [running, synctest bubble 3 labels:{"seed": "8"}]:` + "\nmain\n\n"
+		timer = "goroutine 6 [running, synctest bubble 3]:\nmain\n\n"
+		race  = "==================\nWARNING: DATA RACE\nRead at\n"
+	)
+	for out, want := range map[string]string{
+		says:                  "seed 7: 3: it was executed twice",
+		says + late + its:     "seed 7: 3: it was executed twice",
+		late + its:            "", // this is only what was under way
+		crash + its + other:   `panic: baton: BUG: why, goroutine 6 [running, synctest bubble 3 labels:{"seed": "8"}]:`,
+		crash + timer + other: "panic: baton: BUG: why, goroutine 6 [running, synctest bubble 3]:",
+		crash + other + its:   "",
+		"signal: killed":      "",
+		"":                    "",
+	} {
+		if got := (mutation{}).complaint(out); got != want {
+			t.Errorf("%q, want %q, of:\n%s", got, want, out)
+		}
+		if got := (mutation{race: true}).complaint(out); got != "" {
+			t.Errorf("without a race: %q, of:\n%s", got, out)
+		}
+		if got := (mutation{race: true}).complaint(out + race); got != "DATA RACE" {
+			t.Errorf("with a race: %q, of:\n%s", got, out)
 		}
 	}
 }
 
-var simLine = regexp.MustCompile(`(?m)^(\d+) scenarios from seed .*$`)
-
-// isFound builds a broken copy and has so many scenarios of it simulated.
-func (m mutation) isFound(t *testing.T, scenarios int) {
+// simulated builds a copy, broken if there is a file to break, and has so many scenarios of it simulated. What it says, it says at once, so that
+// nothing is lost in a crash.
+func (m mutation) simulated(t *testing.T, scenarios int) (string, error) {
 	dir := t.TempDir()
 	for _, pattern := range []string{"go.mod", "go.sum", "*.go", "batontest/*.go"} {
 		files, _ := filepath.Glob(pattern)
@@ -150,6 +237,9 @@ func (m mutation) isFound(t *testing.T, scenarios int) {
 				err = os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755)
 			}
 			if err == nil {
+				if name == m.file {
+					source = bytes.Replace(source, []byte(m.old), []byte(m.new), 1)
+				}
 				err = os.WriteFile(filepath.Join(dir, name), source, 0o644)
 			}
 			if err != nil {
@@ -157,20 +247,12 @@ func (m mutation) isFound(t *testing.T, scenarios int) {
 			}
 		}
 	}
-	source, err := os.ReadFile(m.file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	broken := strings.Replace(string(source), m.old, m.new, 1)
-	if err := os.WriteFile(filepath.Join(dir, m.file), []byte(broken), 0o644); err != nil {
-		t.Fatal(err)
-	}
 	args := []string{"test", "-c", "-o", "broken.test"}
 	if m.race {
 		args = append(args, "-race")
 	}
 	run := func(name string, args ...string) (string, error) {
-		ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), simulationTime+time.Minute)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, name, args...)
 		cmd.Dir = dir
@@ -180,27 +262,10 @@ func (m mutation) isFound(t *testing.T, scenarios int) {
 	if out, err := run("go", args...); err != nil {
 		t.Fatalf("it cannot be built: %v\n%s", err, out)
 	}
-	out, err := run("./broken.test", "-test.run=^TestSimulation$", "-test.timeout=5m", fmt.Sprintf("-sim.runs=%d", scenarios), "-sim.shrink=1ms")
-	if err == nil {
-		t.Errorf("not found: %s", simLine.FindString(out))
-		return
+	shrink := "1ms"
+	if m.race {
+		shrink = "0" // who is given a wrong reply may notice before the race detector does, and then it goes on
 	}
-	found := "crashed or hung"
-	if line := simLine.FindStringSubmatch(out); line != nil {
-		found = "found by scenario " + line[1]
-	}
-	t.Logf("%s: %s", found, firstComplaint(out))
-}
-
-// firstComplaint is what a failed simulation says first.
-func firstComplaint(out string) string {
-	for line := range strings.Lines(out) {
-		if i := strings.Index(line, ": seed "); i >= 0 {
-			return fmt.Sprintf("%.200s", strings.TrimSpace(line[i+2:]))
-		}
-		if strings.HasPrefix(line, "panic:") || strings.HasPrefix(line, "fatal error:") || strings.Contains(line, "DATA RACE") {
-			return strings.TrimSpace(line)
-		}
-	}
-	return ""
+	return run("./broken.test", "-test.v", "-test.run=^TestSimulation$", fmt.Sprintf("-test.timeout=%v", simulationTime),
+		fmt.Sprintf("-sim.runs=%d", scenarios), "-sim.shrink="+shrink)
 }
