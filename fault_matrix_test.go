@@ -59,7 +59,7 @@ const (
 
 var (
 	failTimes = []string{failLate, failWaited, failSilent}
-	failOver  = []string{"READONLY", "UNBLOCKED"} // a server's answers: not executed
+	failOver  = []string{"READONLY", "UNBLOCKED", "EXECABORT", "LOADING"} // a server's answers: not executed
 )
 
 // failureKind says of which kind an error is, or repeats it if it is of none.
@@ -355,6 +355,7 @@ var faultRows = []faultRow{
 			s.promote(p)
 			s.relay.Move(successor.Addr(), 20*time.Second)
 			s.await("everybody has moved", func() bool { return s.allAt(successor) })
+			s.link.Target(p.relay.Addr()) // a session to come has to be somewhere when the window is over
 			s.demote(p)
 			s.switchOver(p)
 			p.relay.Push("FAILED_OVER", p.relay.NextSeq(), `["1"]`)
@@ -385,7 +386,7 @@ var faultRows = []faultRow{
 			to.Blackhole(true)
 			s.relay.Move(to.Addr(), 40*time.Second)
 			s.await("dials that fail", func() bool { return s.events.count(EventDialFailed) >= 2 })
-			s.crew.further(10)
+			s.crew.connected(10)
 			to.Blackhole(false)
 			s.moved(to)
 		},
@@ -402,7 +403,7 @@ var faultRows = []faultRow{
 				s.await("an attempt, or that one failed", func() bool { return to.Conns() > 0 || s.events.count(EventDialFailed) > failed })
 				to.Reset()
 			}
-			s.crew.further(10)
+			s.crew.connected(10)
 			to.Mute(false)
 			s.moved(to)
 		},
@@ -820,10 +821,12 @@ func (s *faultStage) moved(to *batontest.Link) {
 	s.unbroken()
 }
 
-// allAt says whether new work goes to a link, wherever old work is.
+// allAt says whether new work goes to a link, wherever old work is. A session stays where it is.
 func (s *faultStage) allAt(to *batontest.Link) bool {
 	all := true
-	s.c.each(false, func(b *bridge) { all = all && (b.cur != nil && b.cur.addr == to.Addr() || b.cur == nil && b.lazy) })
+	s.c.each(false, func(b *bridge) {
+		all = all && (b.cur != nil && b.cur.addr == to.Addr() || b.cur == nil && b.lazy || b.session != nil)
+	})
 	return all
 }
 
@@ -919,7 +922,7 @@ func newFaultCrew(s *faultStage) *faultCrew {
 	w := &faultCrew{t: s.t, c: s.c, row: s.row, stage: s}
 	w.admin.Store(s.admin)
 	for name, call := range map[string]func(*faultCaller, string){"push1": pushCall, "push2": pushCall, "count1": countCall, "count2": countCall,
-		"batch": batchCall, "tx": txCall, "pop": popCall, "hasty": hastyCall} {
+		"batch": batchCall, "tx": txCall, "pop": popCall, "hasty": hastyCall, "session": sessionCall, "watch": watchCall} {
 		w.employ(name, call)
 	}
 	if s.row.large {
@@ -937,7 +940,7 @@ func newFaultCrew(s *faultStage) *faultCrew {
 func (w *faultCrew) employ(name string, call func(*faultCaller, string)) {
 	k := &faultCaller{crew: w, name: name, call: call, base: int64(len(w.callers)+1) * apart, pause: faultPace, failed: map[string]int{}}
 	w.callers = append(w.callers, k)
-	if strings.HasPrefix(name, "large") {
+	if strings.HasPrefix(name, "large") || k.dials() {
 		k.pause *= 10
 	}
 	if strings.HasPrefix(name, "count") {
@@ -1046,6 +1049,9 @@ func (k *faultCaller) work() {
 	}
 }
 
+// dials says whether the caller has connections of its own, which it needs again and again.
+func (k *faultCaller) dials() bool { return k.name == "session" || k.name == "watch" }
+
 func (k *faultCaller) do(args ...any) Reply { return k.crew.c.Do(background, args...) }
 
 // outcome notes how a call ended.
@@ -1058,7 +1064,8 @@ func (k *faultCaller) outcome(err error) {
 	k.mu.Lock()
 	k.failed[kind]++
 	k.mu.Unlock()
-	if !slices.Contains(k.crew.row.may, kind) && !(kind == failContext && k.name == "hasty") {
+	unsent := kind == failNone && k.dials() && slices.Contains(k.crew.row.may, failCut) // a connection of one's own is lost between two commands
+	if !slices.Contains(k.crew.row.may, kind) && !unsent && !(kind == failContext && k.name == "hasty") {
 		k.crew.t.Errorf("%s: a call failed: %s: %v", k.name, kind, err)
 	}
 }
@@ -1072,6 +1079,11 @@ func (k *faultCaller) tells(err error, ids ...string) {
 	case err != nil:
 		fate = fateNever
 	}
+	k.knows(fate, ids...)
+}
+
+// knows notes what became of commands that append ids, by what the caller was told.
+func (k *faultCaller) knows(fate faultFate, ids ...string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, id := range ids {
@@ -1159,6 +1171,98 @@ func txCall(k *faultCaller, id string) {
 	k.outcome(err)
 }
 
+// sessionCall has a session for two appends, of which the second is in a transaction by hand, and until something fails: then it is over. Its
+// connection has a name, which is there at the end: it was the same connection all along.
+func sessionCall(k *faultCaller, id string) {
+	s, err := k.crew.c.Session(background)
+	if err != nil {
+		k.outcome(err)
+		return
+	}
+	defer s.Close()
+	do := func(args ...any) (Reply, error) {
+		r := s.Do(background, args...)
+		if r.Err() != nil {
+			k.outcome(r.Err())
+			k.ends(s, r.Err())
+		}
+		return r, r.Err()
+	}
+	if _, err := do("CLIENT", "SETNAME", id); err != nil {
+		return
+	}
+	r, err := do("RPUSH", k.name, id+".a")
+	if k.tells(err, id+".a"); err != nil {
+		return
+	}
+	n, _ := r.Int64()
+	k.within(n, 0)
+	for _, command := range [][]any{{"MULTI"}, {"RPUSH", k.name, id + ".b"}} {
+		if _, err := do(command...); err != nil {
+			k.knows(fateNever, id+".b") // EXEC was not given
+			return
+		}
+	}
+	r, err = do("EXEC")
+	if k.tells(err, id+".b"); err != nil {
+		if !MaybeExecuted(err) && !errors.As(err, new(*ServerError)) && !errors.Is(err, ErrTxAborted) {
+			k.crew.t.Errorf("an EXEC that was not sent: %v", err)
+		}
+		return
+	}
+	results, err := r.Elems()
+	if err == nil {
+		n, err = results[0].Int64()
+	}
+	if err != nil {
+		k.crew.t.Errorf("EXEC: %v", err)
+		return
+	}
+	k.within(n, 0)
+	if r, err = do("CLIENT", "GETNAME"); err != nil {
+		return
+	}
+	if textOf(r) != id {
+		k.crew.t.Errorf("the name of the session %s is %q", id, textOf(r))
+	}
+	k.outcome(nil)
+}
+
+// ends expects that a session whose connection has ended says so of every further call.
+func (k *faultCaller) ends(s *Session, err error) {
+	switch failureKind(err) {
+	case failCut, failSilent, failNone:
+		again := s.Do(background, "PING").Err()
+		if MaybeExecuted(again) || !errors.Is(again, ErrNoConnection) && !errors.Is(again, ErrClosed) {
+			k.crew.t.Errorf("a session that was lost (%v): PING: %v", err, again)
+		}
+	}
+}
+
+// watchCall appends by WATCH what depends on the list's length. Every second time it touches what it watches, once: then the first try is in vain.
+func watchCall(k *faultCaller, id string) {
+	touches, tries := strings.ContainsAny(id[len(id)-1:], "13579"), 0
+	var before int64
+	replies, err := k.crew.c.Watch(background, []string{k.name, "touched"}, func(s *Session, b *Batch) (err error) {
+		if before, err = s.Do(background, "LLEN", k.name).Int64(); err != nil {
+			return err
+		}
+		k.within(before, 0)
+		b.Add("RPUSH", k.name, id)
+		if tries++; touches && tries == 1 {
+			return k.do("INCR", "touched").Err()
+		}
+		return nil
+	})
+	if err == nil {
+		if n, err := replies[0].Int64(); err != nil || n != before+1 || touches && tries == 1 {
+			k.crew.t.Errorf("watch: the list has %d elements after %d (%v), touched %v, after %d tries", n, before, err, touches, tries)
+		}
+	}
+	k.tells(err, id)
+	k.outcome(err)
+}
+
 // popCall pops a number, if there is one within a second.
 func popCall(k *faultCaller, _ string) {
 	elems, err := k.do("BLPOP", "queue", 1).Texts()
@@ -1204,6 +1308,20 @@ func (w *faultCrew) further(n int64) {
 	})
 }
 
+// connected is as further, of those who have what connections they need.
+func (w *faultCrew) connected(n int64) {
+	w.t.Helper()
+	w.each(fmt.Sprintf("%d more calls succeed", n), n, func(k *faultCaller) *atomic.Int64 {
+		switch {
+		case k.dials():
+			return nil
+		case k.name == "hasty":
+			return &k.ended
+		}
+		return &k.succeeded
+	})
+}
+
 // calls waits until every caller has had n more calls end.
 func (w *faultCrew) calls(n int64) {
 	w.t.Helper()
@@ -1221,18 +1339,20 @@ func (w *faultCrew) hasty(n int64) {
 	})
 }
 
-// each waits until a counter of every caller has grown by n, if it has one.
+// each waits until a counter of every caller has grown by n, if it has one; by a fifth of that where each time takes a dial and more.
 func (w *faultCrew) each(what string, n int64, counter func(*faultCaller) *atomic.Int64) {
 	w.t.Helper()
-	from := make([]int64, len(w.callers))
+	until := make([]int64, len(w.callers))
 	for i, k := range w.callers {
-		if c := counter(k); c != nil {
-			from[i] = c.Load()
+		if c := counter(k); c != nil && k.dials() {
+			until[i] = c.Load() + (n+4)/5
+		} else if c != nil {
+			until[i] = c.Load() + n
 		}
 	}
 	for i, k := range w.callers {
 		if c := counter(k); c != nil {
-			w.stage.await(k.name+": "+what, func() bool { return c.Load() >= from[i]+n || w.over.Load() })
+			w.stage.await(k.name+": "+what, func() bool { return c.Load() >= until[i] || w.over.Load() })
 		}
 	}
 	if w.over.Load() {
@@ -1310,7 +1430,7 @@ func (w *faultCrew) verdict() {
 	if !w.seen(w.row.must...) {
 		w.t.Errorf("failures that were certain are missing: want %v", w.row.must)
 	}
-	w.atMost(w.stage.losses, failCut)
+	w.atMost(w.stage.losses, failCut, failNone)
 	var sum [3]int64
 	for _, k := range w.callers {
 		for fate, n := range k.sum {
@@ -1472,7 +1592,7 @@ func (s *faultStage) withoutDescriptors() {
 	if f, err := os.Open(os.DevNull); !errors.Is(err, syscall.EMFILE) {
 		s.t.Errorf("a file can be opened: %v, %v", f, err)
 	}
-	s.crew.further(20)
+	s.crew.connected(20)
 	s.unbroken()
 	s.kill("USER", "default")
 	s.losses, s.gaps = 1, 1
