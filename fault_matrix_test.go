@@ -721,6 +721,7 @@ func (s *faultStage) kill(filter, of string) { s.do("CLIENT", "KILL", filter, of
 // command out.
 func (s *faultStage) lose(f func()) {
 	s.t.Helper()
+	s.crew.held()
 	if s.link != nil {
 		s.link.Mute(true)
 		s.crew.stuck()
@@ -913,6 +914,7 @@ type faultCrew struct {
 
 const (
 	faultPace    = 2 * time.Millisecond // between calls, so that rows leave each other something of the processors
+	faultHeld    = 10 * faultPace       // is before EXEC, for a fault to find a session there
 	faultChannel = "numbers"
 	faultLoud    = "loud"
 	faultLarge   = 3 << 20 // bytes: two of them are more than what sockets buffer (tcp_wmem: 4 MiB)
@@ -940,7 +942,7 @@ func newFaultCrew(s *faultStage) *faultCrew {
 func (w *faultCrew) employ(name string, call func(*faultCaller, string)) {
 	k := &faultCaller{crew: w, name: name, call: call, base: int64(len(w.callers)+1) * apart, pause: faultPace, failed: map[string]int{}}
 	w.callers = append(w.callers, k)
-	if strings.HasPrefix(name, "large") || k.dials() {
+	if strings.HasPrefix(name, "large") {
 		k.pause *= 10
 	}
 	if strings.HasPrefix(name, "count") {
@@ -1028,6 +1030,7 @@ type faultCaller struct {
 	pause time.Duration // between calls
 
 	began, ended, succeeded atomic.Int64 // calls
+	holding                 atomic.Bool  // a session, before EXEC
 
 	mu     sync.Mutex // guards the rest
 	failed map[string]int
@@ -1203,6 +1206,7 @@ func sessionCall(k *faultCaller, id string) {
 			return
 		}
 	}
+	k.hold()
 	r, err = do("EXEC")
 	if k.tells(err, id+".b"); err != nil {
 		if !MaybeExecuted(err) && !errors.As(err, new(*ServerError)) && !errors.Is(err, ErrTxAborted) {
@@ -1228,6 +1232,12 @@ func sessionCall(k *faultCaller, id string) {
 	k.outcome(nil)
 }
 
+func (k *faultCaller) hold() {
+	k.holding.Store(true)
+	time.Sleep(faultHeld)
+	k.holding.Store(false)
+}
+
 // ends expects that a session whose connection has ended says so of every further call.
 func (k *faultCaller) ends(s *Session, err error) {
 	switch failureKind(err) {
@@ -1250,9 +1260,10 @@ func watchCall(k *faultCaller, id string) {
 		k.within(before, 0)
 		b.Add("RPUSH", k.name, id)
 		if tries++; touches && tries == 1 {
-			return k.do("INCR", "touched").Err()
+			err = k.do("INCR", "touched").Err()
 		}
-		return nil
+		k.hold()
+		return err
 	})
 	if err == nil {
 		if n, err := replies[0].Int64(); err != nil || n != before+1 || touches && tries == 1 {
@@ -1381,6 +1392,14 @@ func (w *faultCrew) stuck() {
 			last, since = sum, time.Now()
 		}
 		return time.Since(since) > 50*time.Millisecond
+	})
+}
+
+// held waits until those who have sessions are about to give EXEC.
+func (w *faultCrew) held() {
+	w.t.Helper()
+	w.stage.await("sessions are held", func() bool {
+		return w.over.Load() || !slices.ContainsFunc(w.callers, func(k *faultCaller) bool { return k.dials() && !k.holding.Load() })
 	})
 }
 
