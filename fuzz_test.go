@@ -80,8 +80,9 @@ var fromTheField = []struct{ name, wire string }{
 
 // --- the decoder ---
 
-// FuzzDecoder: however its input is split, the decoder finds the same replies and the same violation, the ones that the reference finds, within
-// its limits and in bounded memory; what it made stays as it was, means the same when it is written down and read again, and answers every accessor.
+// FuzzDecoder: however its input is split, and a short one is split at every byte, the decoder finds the same replies and the same violation, the
+// ones that the reference finds, within its limits and in bounded memory; what it made stays as it was, means the same when it is written down and
+// read again, and answers every accessor.
 func FuzzDecoder(f *testing.F) {
 	for _, v := range values {
 		f.Add([]byte(v.wire), uint16(1), uint8(0))
@@ -105,10 +106,14 @@ func FuzzDecoder(f *testing.F) {
 		whole, violation := fed(t, l, in, len(in))
 		agree(t, l, in, whole, violation)
 		rnd := rand.New(rand.NewPCG(uint64(split), 5))
-		for _, sizes := range [][]int{{1}, {1 + rnd.IntN(9), 1 + rnd.IntN(40), 1 + rnd.IntN(9), 1 + rnd.IntN(300)}} {
-			if len(in) > 70000 && sizes[0] == 1 {
-				continue // it takes long, and is done without what stands before
-			}
+		cuttings := [][]int{{1 + rnd.IntN(9), 1 + rnd.IntN(40), 1 + rnd.IntN(9), 1 + rnd.IntN(300)}}
+		if len(in) < 70000 { // else it takes long, and is done without what stands before
+			cuttings = append(cuttings, []int{1})
+		}
+		for i := 1; i < len(in) && len(in) <= 200; i++ {
+			cuttings = append(cuttings, []int{i, len(in) - i})
+		}
+		for _, sizes := range cuttings {
 			rs, err := fed(t, l, in, sizes...)
 			if !slices.EqualFunc(whole, rs, sameReply) {
 				t.Fatalf("%.300q:\nat once\n%s\nin pieces of %v\n%s", in, showAll(whole), sizes, showAll(rs))
