@@ -47,6 +47,8 @@ var fromTheField = []struct{ name, wire string }{
 	{"A27 texts", ">5\r\n$9\r\nMIGRATING\r\n$1\r\n8\r\n$2\r\n20\r\n$5\r\n[\"3\"]\r\n$1\r\nx\r\n"},
 	{"A27 lower case", ">4\r\n$12\r\nfailing_over\r\n:1\r\n:-3\r\n$5\r\n[\"3\"]\r\n"},
 	{"A27 slots", ">3\r\n$10\r\nSMIGRATING\r\n:1\r\n$3\r\n123\r\n"},
+	{"A28", ">4\r\n$9\r\nMIGRATING\r\n:5\r\n:2\r\n$5\r\n[\"3\"]\r\n>4\r\n$9\r\nMIGRATING\r\n:5\r\n:2\r\n$5\r\n[\"3\"]\r\n"},
+	{"A33", ">4\r\n$6\r\nMOVING\r\n:1\r\n:15\r\n$11\r\n127.0.0.1:1\r\n"},
 	{"A37", ">4\r\n$6\r\nMOVING\r\n:1\r\n:15\r\n$4\r\nnull\r\n"},
 	{"A43", "-ERR unknown subcommand 'MAINT_NOTIFICATIONS'\r\n"},
 	{"A44 D5", "-ERR unknown command 'HELLO'\r\n"},
@@ -55,6 +57,9 @@ var fromTheField = []struct{ name, wire string }{
 	{"B3 push last", "+OK\r\n>2\r\n$10\r\ninvalidate\r\n_\r\n"},
 	{"B6 B7", ">3\r\n$9\r\nsubscribe\r\n$6\r\naaaaaa\r\n:1\r\n"},
 	{"B10", ">3\r\n$12\r\nsunsubscribe\r\n$8\r\nchannel1\r\n:0\r\n-MOVED 5649 127.0.0.1:7001\r\n"},
+	{"B11 confirmed", ">3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n>3\r\n$9\r\nsubscribe\r\n$1\r\nb\r\n:2\r\n+PONG\r\n"},
+	{"B11 refused", "-NOPERM No permissions to access a channel\r\n>3\r\n$9\r\nsubscribe\r\n$1\r\nb\r\n:1\r\n+PONG\r\n"},
+	{"B12", ">3\r\n$11\r\nunsubscribe\r\n_\r\n:0\r\n"},
 	{"B13", "_\r\n+PONG\r\n"},
 	{"B15", "+OK\r\n%1\r\n+proto\r\n:3\r\n"},
 	{"B16 inf", ",inf\r\n,-inf\r\n,nan\r\n,1e3\r\n"},
@@ -66,7 +71,12 @@ var fromTheField = []struct{ name, wire string }{
 	{"B19 error", "!-1\r\n"},
 	{"B21", strings.Repeat("*1\r\n", 200)},
 	{"B22", ">2\r\n$3\r\nfoo\r\n*1\r\n%1\r\n+a\r\n_\r\n-MOVED 1 ?:6379\r\n"},
+	{"C13", "+OK\r\n-READONLY You can't write against a read only replica.\r\n"},
+	{"C21", "-BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.\r\n+QUEUED\r\n-ERR EXEC without MULTI\r\n"},
 	{"D4", "-NOPERM this user has no permissions to run the 'hello' command\r\n"},
+	{"D5", "-NOPROTO unsupported protocol version\r\n"},
+	{"D6", "-WRONGPASS invalid username-password pair or user is disabled.\r\n"},
+	{"D7", "-NOAUTH HELLO must be called with the client already authenticated\r\n"},
 	{"D13", "-MASTERDOWN Link with MASTER is down\r\n"},
 	{"D14", "-READONLY You can't write against a read only replica.\r\n"},
 	{"moving", ">4\r\n$6\r\nMOVING\r\n:17\r\n:15\r\n$19\r\n54.78.247.156:12075\r\n"},
@@ -839,7 +849,8 @@ func FuzzBridge(f *testing.F) {
 	})
 }
 
-// fuzzPrograms are beginnings: the options in two bytes, then an operation and its argument in two each.
+// fuzzPrograms are beginnings: the options in two bytes, then an operation and its argument in two each. From A2 on they play
+// what happened in the cases that they are named after.
 var fuzzPrograms = []string{
 	"\x00\x00" + "\x00\x00\x0b\x01\x00\x00\x07\x00\x10\x02",                 // a handoff with a command in flight
 	"\x00\x00" + "\x01\x03\x0e\x00\x00\x00\x10\x08\x11\x00",                 // a cut, and a context that ends
@@ -851,6 +862,57 @@ var fuzzPrograms = []string{
 	"\x20\x40" + "\x15\x12\x00\x00\x01\x02\x0f\x01\x10\x0a\x15\x00\x08\x00", // writes that stall
 	"\x02\x08" + "\x0c\x02\x18\x03\x00\x00\x08\x00\x0c\x04\x10\x09\x1a\x00", // a failover
 	"\x00\x04" + "\x12\x00\x00\x00\x12\x00\x10\x06\x07\x00\x13\x00\x10\x07", // renewals, and a shutdown
+
+	"\x00\x00" + "\x00\x00\x0b\x00\x10\x06\x0b\x48\x00\x00\x08\x00",                                                                 // A2: a lower number on the new connection
+	"\x40\x00" + "\x0c\x00\x0c\x04\x0c\x08\x00\x00\x10\x07\x0c\x0c\x08\x00",                                                         // A3: two kinds of maintenance overlap; the one ends, a command is slow, the other ends
+	"\x00\x00" + "\x0b\xc0\x00\x00\x10\x08\x10\x06\x08\x00\x0e\x00\x00\x00\x08\x00",                                                 // A4 A22 A34: no successor is named
+	"\x00\x00" + "\x00\x00\x0b\x00\x10\x07\x0b\x41\x00\x00\x08\x00",                                                                 // A7: the retired connection is told again
+	"\x02\x00" + "\x17\x02\x0e\x00\x0b\x00\x10\x08\x00\x00\x08\x00",                                                                 // A8: a dial is under way when another connection is told
+	"\x00\x00" + "\x04\x00\x0b\x00\x10\x0a\x14\x01\x08\x00\x16\x01\x04\x00\x08\x00",                                                 // A10: a session outlasts the window
+	"\xc0\x00" + "\x0c\x00\x00\x00\x10\x08\x08\x00",                                                                                 // A11: a reply that is late, in a window
+	"\x00\x00" + "\x0c\x00\x03\x00\x10\x09\x08\x00",                                                                                 // A12: a blocking command in a window
+	"\x40\x00" + "\x0c\x00\x10\x09\x1b\x08\x10\x09\x1b\x08\x00\x00\x10\x07\x08\x00",                                                 // A14: a window ends while nothing comes but pushes; a command is slow
+	"\x00\x00" + "\x0b\x00\x0b\x00\x10\x07\x10\x07\x00\x00\x08\x00\x10\x09",                                                         // A20: every new connection is told again
+	"\x00\x00" + "\x0b\x04\x0b\x04\x00\x00\x08\x00",                                                                                 // A21: number 0, twice
+	"\x00\x00" + "\x17\x01\x17\x01\x17\x01\x17\x01\x17\x01\x17\x01\x17\x01\x17\x01\x0b\x20\x10\x08\x0e\x00\x00\x00\x10\x07\x08\x00", // A25: the successor refuses, and the window ends
+	"\x02\x00" + "\x0b\x00\x0b\x05\x00\x00\x08\x00\x10\x06\x00\x00\x08\x00",                                                         // A28: each of two connections is told
+	"\x00\x00" + "\x00\x00\x17\x01\x17\x01\x17\x01\x17\x01\x0b\x00\x10\x06\x00\x00\x08\x00\x0e\x00\x00\x00\x08\x00",                 // A33: the successor refuses; then the cut
+	"\xc0\x40" + "\x17\x02\x0b\x00\x10\x02\x00\x00\x10\x07\x08\x00",                                                                 // A35: a command just after an idle connection is told; the successor is slow
+	"\x00\x00" + "\x0b\xc0\x0b\xc0\x0b\xc0\x0b\xc0\x0b\xc0\x0b\xc0\x10\x09",                                                         // A42: many without a successor
+	"\x00\x00" + "\x17\x03\x0e\x00\x00\x00\x08\x00\x0b\x00\x10\x06",                                                                 // A43: the second connection's opt-in is refused
+	"\x00\x00" + "\x17\x04\x0e\x00\x00\x00\x08\x00\x1b\x08",                                                                         // A44: the second connection speaks protocol 2
+	"\x08\x00" + "\x81\x03\x81\x03\x8b\x00\x01\x03\x10\x02\x07\x04\x10\x03\x00\x00\x10\x09",                                         // A49: told between the writes of batches; then the server is silent
+	"\x00\x00" + "\x00\x00\x92\x00\x0b\x00\x08\x00\x10\x06\x00\x00\x08\x00",                                                         // A50: a renewal at the same moment
+	"\x00\x00" + "\x04\x00\x15\x03\x08\x00\x0b\x00\x14\x01\x10\x06\x08\x00\x0e\x00\x15\x02",                                         // A53: a session's transactions, before the cut and behind it
+	"\x00\x00" + "\x17\x07\x17\x08\x17\x06\x0e\x00\x00\x00\x10\x08\x08\x00",                                                         // A56 B15 C18: handshakes that are cut, silent, and answered by something else
+	"\x00\x00" + "\x01\x01\x0a\x1c\x08\x00\x00\x00\x08\x00",                                                                         // B1: a push in an array
+	"\x00\x00" + "\x00\x00\x00\x00\x9b\x08\x07\x00\x9b\x08\x07\x00",                                                                 // B3 B5: pushes before a reply and behind one
+	"\x00\x00" + "\x01\x03\x9b\x08\x02\x01\x9b\x10\x08\x00",                                                                         // B8: pushes before the replies of a batch and a transaction
+	"\x00\x00" + "\x05\x00\x08\x00\x96\x00\x1b\x14\x00\x00\x18\x09\x00\x00\x08\x00",                                                 // B10 B12: the end of a subscription is pushed unasked; then -MOVED
+	"\x00\x00" + "\x05\x00\x05\x10\x09\x04\x08\x00\x0d\x00\x0d\x04\x08\x00",                                                         // B11: subscriptions confirmed in two pieces
+	"\x00\x00" + "\x00\x00\x09\x04\x0b\x00\x10\x03\x0e\x01\x10\x06\x00\x00\x08\x00",                                                 // B13: cut in the middle of a reply, during a handoff
+	"\x01\x00" + "\x00\x00\x11\x00\x00\x00\x07\x00\x07\x00",                                                                         // C1 C5: the reply of a caller who left comes before another's
+	"\xc0\x00" + "\x00\x00\x10\x04\x10\x04\x18\x00\x00\x00\x07\x00",                                                                 // C3: a refusal that comes too late
+	"\x00\x00" + "\x01\x02\x18\x04\x07\x08\x00\x00\x08\x00",                                                                         // C4: the first of a batch is refused
+	"\x00\x00" + "\x80\x00\x80\x00\x80\x00\x01\x03\x17\x0a\x0e\x00\x10\x06",                                                         // C7: a reset while calls wait; then a wrong password
+	"\x40\x00" + "\x00\x00\x00\x00\x10\x07\x0e\x00\x17\x01\x00\x00\x10\x07\x08\x00",                                                 // C8: a freeze, a kill, a restart
+	"\x00\x00" + "\x03\x00\x11\x00\x08\x00\x03\x00\x08\x00",                                                                         // C9: the caller of a blocking command leaves
+	"\x48\x00" + "\x00\x00\x00\x00\x00\x00\x10\x07\x10\x07\x08\x00",                                                                 // C11: time runs out in the backlog
+	"\x00\x00" + "\x02\x02\x07\x00\x18\x00\x0f\x00\x00\x00\x08\x00",                                                                 // C13: a transaction is refused in the middle, and the connection ends
+	"\x00\x00" + "\x00\x00\x0f\x00\x00\x00\x08\x00",                                                                                 // C15: sent, and no reply
+	"\x00\x00" + "\x80\x00\x00\xf1\x10\x04\x07\x04",                                                                                 // C16: one of two contexts ends
+	"\x00\x00" + "\x00\x00\x17\x02\x17\x02\x10\x0a\x00\x00\x10\x0a",                                                                 // C17: a dead server, and no context that ends
+	"\x40\x08" + "\x00\x00\x10\x05\x07\x00\x00\x00\x10\x06\x10\x07\x00\x00\x10\x09",                                                 // C19: a slow reply, and then none
+	"\x00\x00" + "\x17\x05\x17\x05\x0e\x00\x00\x00\x10\x07\x08\x00",                                                                 // D13: not ready yet
+	"\x00\x00" + "\x0c\x04\x80\x00\x00\x00\x18\x00\x10\x06\x00\x00\x0c\x0c\x08\x00",                                                 // D14: READONLY during a failover
+	"\x00\x00" + "\x05\x00\x08\x00\x00\x00\x12\x00\x10\x06\x08\x00\x0d\x00\x08\x00",                                                 // E3: a renewal with a subscription
+	"\x00\x00" + "\x05\x00\x08\x00\x0d\x00\x17\x01\x0e\x00\x0d\x00\x10\x06\x08\x00\x0d\x00\x08\x00",                                 // F4 F5: messages during a gap
+	"\x00\x00" + "\x05\x00\x08\x00\x0d\x00\x8b\x00\x0d\x00\x10\x06\x07\x00\x0d\x00\x08\x00\x0d\x00\x08\x00",                         // F6: messages while two connections deliver
+	"\x00\x00" + "\x02\x03\x19\x90\x02\x03\x10\x06\x08\x00",                                                                         // F7: cut while a transaction is written
+	"\x00\x00" + "\x05\x00\x08\x00\x0b\x00\x10\x06\x0d\x00\x08\x00\x0e\x01\x0d\x00",                                                 // F10: the old server of a subscription goes away
+	"\x00\x00" + "\x00\x00\x0b\x00\x0b\x40\x10\x03\x0b\x80\x10\x06\x08\x00",                                                         // told of a second successor before the first is ready, and of a third
+	"\x00\x80" + "\x00\x00\x0b\x00\x10\x06\x00\x00\x0b\x41\x10\x06\x08\x00\x10\x07",                                                 // told again while holding
+	"\x00\x00" + "\x0c\x00\x0c\x04\x0c\x0c\x10\x0a\x0c\x08\x17\x09\x0e\x00\x00\x00\x08\x00",                                         // what ends a window comes late, and to a new connection
 }
 
 // puppeteer is the server of a program. Its connections answer inside their Write what belongs to a handshake, and all else when the program says.
