@@ -528,5 +528,6 @@ var oracleSeeds = []string{
 	"$?\r\n;4\r\nHell\r\n;1\r\no\r\n;0\r\n", "*?\r\n:1\r\n.\r\n", "%?\r\n+a\r\n:1\r\n.\r\n", "!-1\r\n", // B19
 	strings.Repeat("*1\r\n", 90), strings.Repeat("*1\r\n", 110), // B21
 	">2\r\n$3\r\nfoo\r\n*1\r\n%1\r\n+a\r\n_\r\n-MOVED 1 ?:6379\r\n", // B22
+	"-ERR *%~>| no\r\n", "$11\r\n*1\r\n$1\r\n>|\n\r\n", "*90\r\n" + strings.Repeat(":1\r\n", 90), // text like headers, and a long array
 	"HTTP/1.1 400 Bad Request\r\n", "\r\n", "+OK\n", "$1\r\nab\r\n", "$9\r\nab", "$+1\r\na\r\n", "%-1\r\n", "_x\r\n", "+a\rb\r\n", ",0x10\r\n", ":99999999999999999999\r\n", "=3\r\ntxt\r\n",
 }
