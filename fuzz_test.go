@@ -938,6 +938,8 @@ type puppeteer struct {
 	published []string
 	stuck     bool // a write was
 	strained  bool // things happened for which commands may fail
+	stalled   int  // writes that wait
+	crowded   bool // more than one thing happens at this moment
 	lied      bool // a server said what it should not have
 	ended     bool // by Close or Shutdown
 }
@@ -946,6 +948,7 @@ type puppeteer struct {
 type errand struct {
 	step     int
 	executed int
+	begun    bool // a byte of the message that it is in was taken from the client
 	by       *puppet
 	refused  bool // the server answered with an error
 }
@@ -956,6 +959,7 @@ type deed struct {
 	ids     []string
 	cancel  context.CancelFunc
 	over    bool
+	blurred bool // at its end a write waited, or bytes may have been between the queue and a write
 	replies []Reply
 	err     error
 }
@@ -1098,6 +1102,7 @@ func (s *puppeteer) dial(ctx context.Context, addr string) (*puppet, error) {
 func (p *puppet) Write(b []byte) (n int, err error) {
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
+	defer func() { p.s.begins(b, n) }()
 	for n < len(b) {
 		take := len(b) - n
 		if p.takes >= 0 {
@@ -1112,12 +1117,29 @@ func (p *puppet) Write(b []byte) (n int, err error) {
 		switch n += take; {
 		case n == len(b):
 		case p.stalls:
+			p.s.stalled++
 			p.moved.Wait()
+			p.s.stalled--
 		case p.takes == 0:
 			return n, syscall.ECONNRESET
 		}
 	}
 	return n, nil
+}
+
+// begins notes of which messages in a write some byte was taken. A transaction is one from its MULTI on.
+func (s *puppeteer) begins(written []byte, taken int) {
+	at, first, within := 0, 0, false
+	for words, n := commandAt(written); n > 0; words, n = commandAt(written[at:]) {
+		if !within {
+			first = at
+		}
+		within = words[0] == "MULTI" || within && words[0] != "EXEC"
+		if len(words) > 1 && first < taken && s.ids[words[1]] != nil {
+			s.ids[words[1]].begun = true
+		}
+		at += n
+	}
 }
 
 func (p *puppet) Read(b []byte) (int, error) {
@@ -1344,8 +1366,11 @@ func (p *puppet) cut() {
 
 func (s *puppeteer) play(program []byte) {
 	for ; len(program) >= 2; program = program[2:] {
-		s.operate(program[0]&0x7f, program[1])
-		if program[0] < 0x80 { // else the next comes at the same moment
+		together := program[0] >= 0x80 // the next comes at the same moment
+		s.mu.Lock()
+		s.crowded = s.crowded || together
+		s.mu.Unlock()
+		if s.operate(program[0]&0x7f, program[1]); !together {
 			s.rests()
 		}
 	}
@@ -1367,6 +1392,7 @@ func (s *puppeteer) rests() {
 	synctest.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.crowded = false
 	if s.step++; s.broken != "" {
 		s.t.Fatal(s.broken)
 	}
@@ -1472,7 +1498,7 @@ func (s *puppeteer) calls(arg byte, n int, what string, f func(ctx context.Conte
 		f(ctx, d)
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		d.over = true
+		d.over, d.blurred = true, s.crowded || s.stalled > 0
 	}()
 }
 
@@ -1733,6 +1759,11 @@ func isAnswer(err error) bool {
 	return errors.As(err, &answer) && !errors.As(err, &none)
 }
 
+// leaves says that an error is why a caller did not wait for what would become of its bytes.
+func leaves(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrTimeout) || errors.Is(err, ErrClosed)
+}
+
 func (s *puppeteer) judgesReply(d *deed, id string, r Reply) {
 	e, err := s.ids[id], r.Err()
 	text, _ := r.Text()
@@ -1742,15 +1773,14 @@ func (s *puppeteer) judgesReply(d *deed, id string, r Reply) {
 			s.t.Errorf("%s %s: the server answered %v, which it did not", d.what, id, err)
 		}
 	case err != nil && !MaybeExecuted(err):
-		if e.executed > 0 && !s.lied {
-			s.t.Errorf("%s %s was executed: %v", d.what, id, err)
-		}
-		for _, p := range s.puppets {
-			if bytes.Contains(p.in, []byte(id)) {
-				s.t.Errorf("%s %s was begun to be sent: %v", d.what, id, err)
-			}
+		if e.begun && (!s.lied || errors.As(err, new(*commandError))) {
+			s.t.Errorf("%s %s was begun to be sent, and executed %d times: %v", d.what, id, e.executed, err)
 		}
 	case err != nil:
+		begun := slices.ContainsFunc(d.ids, func(id string) bool { return s.ids[id].begun })
+		if !begun && !s.lied && !(d.blurred && leaves(err)) {
+			s.t.Errorf("%s %s was never sent: %v", d.what, id, err)
+		}
 	case s.lied && (e.by == nil || e.by.lies):
 	case text != id || e.executed != 1:
 		s.t.Errorf("%s %s: answered %q, executed %d times", d.what, id, show(r), e.executed)
