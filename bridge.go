@@ -946,6 +946,8 @@ func (b *bridge) unsentLocked(c *conn, unsent []*message) {
 		if b.later {
 			b.followLocked(t)
 		}
+	default: // it was retired: what comes back may be what a lazy bridge needs a connection for
+		b.wantLocked()
 	}
 	b.pumpLocked()
 }

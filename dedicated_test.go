@@ -2825,6 +2825,42 @@ func TestWhatASessionHasInFlightAtItsEnd(t *testing.T) {
 	}
 }
 
+// TestWhatComesBackFromARetiredConnectionIsDialledFor: of its write not a byte was taken, and what replaced it is gone as well.
+func TestWhatComesBackFromARetiredConnectionIsDialledFor(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newLone(t)
+		made := make(chan *clogged, 8)
+		c := s.client(Options{Dialer: through(s.dial, func(nc net.Conn) net.Conn {
+			w := &clogged{Conn: nc, closed: make(chan struct{})}
+			made <- w
+			return w
+		})})
+		<-made
+		pop := func() <-chan Reply { return loneAsync(func() Reply { return c.Do(background, "BLPOP", "k", 0) }) }
+		first := pop()
+		synctest.Wait()
+		s.all()[1].unblock(loneBulk("one"))
+		reply(t, first)
+		(<-made).full.Store(true)
+		second := pop()
+		synctest.Wait()
+		if err := c.Renew(background); err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range s.all()[2:] { // the replacements, of which one is the dedicated one's
+			l.Close()
+		}
+		synctest.Wait()
+		s.all()[1].Close()
+		time.Sleep(5 * time.Second) // the dial has back-off
+		last := s.all()[len(s.all())-1]
+		last.unblock(loneBulk("two"))
+		if got, err := reply(t, second).Text(); got != "two" {
+			t.Error(got, err)
+		}
+	})
+}
+
 func TestCloseOfASessionWaitsForNothing(t *testing.T) {
 	sub(t, "a write that is stuck", func(t *testing.T) {
 		s := newLone(t)

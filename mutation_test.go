@@ -110,6 +110,18 @@ var mutations = []mutation{
 		old: "case c == b.cur && !b.backlog.empty(), c.retired:", new: "case c.retired:"},
 	{name: "what is unsent is not written by the replacement", file: "bridge.go",
 		old: "b.cur.wakeLocked()\n\tif b.hub != nil {", new: "if b.hub != nil {"},
+	{name: "what is queued counts as sent", file: "bridge.go",
+		old: "err = &commandError{b.failureLocked(cause), !own}", new: "err = &commandError{b.failureLocked(cause), true}"},
+	{name: "a refused successor is dialled", file: "bridge.go",
+		old: "to.named && allow != nil {", new: "to.named && allow != nil && c.ctx == nil {"},
+	{name: "back-off does not grow", file: "pin.go",
+		old: "most := min(50*time.Millisecond<<min(failures-1, 5), time.Second)", new: "most := 5 * time.Millisecond"},
+	{name: "what blocks is not swept", file: "bridge.go",
+		old: "c.inFlight.sweepLocked(0, limit)", new: "if !b.lazy {\n\t\t\tc.inFlight.sweepLocked(0, limit)\n\t\t}"},
+	{name: "a transaction has no replies", file: "bridge.go",
+		old: "\treturn results, nil\n", new: "\treturn nil, nil\n"},
+	{name: "Renew fails", file: "bridge.go",
+		old: "\treturn failed\n", new: "\treturn cmp.Or(failed, ErrTimeout)\n"},
 }
 
 func TestMutations(t *testing.T) {
