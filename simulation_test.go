@@ -494,21 +494,32 @@ func (r simDice) number(seq *int) string {
 
 func simBulk(text string) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(text), text) }
 
+// simList is elements, encoded, as an array or a push frame.
+func simList(tag byte, elems ...string) string {
+	return fmt.Sprintf("%c%d\r\n%s", tag, len(elems), strings.Join(elems, ""))
+}
+
 func (s *simScript) generateMove(r simDice, at time.Duration, node int, seq *int) {
 	number := r.number(seq)
 	seconds := r.IntN(4)
-	written := fmt.Sprintf(":%d\r\n", seconds)
+	written := pick(r, fmt.Sprintf(":%d\r\n", seconds), fmt.Sprintf(":%d\r\n", seconds), simBulk(strconv.Itoa(seconds)))
 	if r.oneIn(16) {
 		written = pick(r, ":-5\r\n", "_\r\n")
 		if r.oneIn(10) { // seldom, since it is to be waited for
 			written = ":1000000000000\r\n"
 		}
 	}
-	successor := simBulk(simAddr((node + 1 + r.IntN(simNodes-1)) % simNodes))
+	next := simAddr((node + 1 + r.IntN(simNodes-1)) % simNodes)
+	successor := pick(r, simBulk(next), simBulk(next), simBulk(next), "+"+next+"\r\n")
 	if r.oneIn(3) {
-		successor = pick(r, "_\r\n", simBulk("?"), simBulk(""), simBulk(simAddr(node)), simBulk("10.8.8.8:1"), simBulk(simDeadAddr), simBulk("null"), ":5\r\n")
+		successor = pick(r, "_\r\n", simBulk("?"), simBulk(""), simBulk(simAddr(node)), simBulk("10.8.8.8:1"), simBulk(simDeadAddr), simBulk("null"), ":5\r\n",
+			simBulk("?:6379"), simBulk(":6379"), simBulk("host:0"), simBulk("[fd00::1]:6379"), simBulk("fd00::1:6379"))
 	}
-	frame := ">4\r\n" + pick(r, "$6\r\nMOVING\r\n", "+moving\r\n", "$6\r\nMOVING\r\n") + number + written + successor
+	elems := []string{pick(r, "$6\r\nMOVING\r\n", "+moving\r\n", "$6\r\nMOVING\r\n"), number, written, successor}
+	if r.oneIn(16) { // the endpoint is missing, or the time is, or there is more
+		elems = pick(r, elems[:3], slices.Delete(slices.Clone(elems), 2, 3), append(elems, simBulk("more")))
+	}
+	frame := simList('>', elems...)
 	a := simAction{at: at, what: simMoving, node: node, frame: frame, again: r.oneIn(2), last: time.Duration(seconds)*time.Second + r.span(time.Second)}
 	if !r.oneIn(3) {
 		a.how = pick(r, simClosed, simClosed, simReset)
@@ -527,19 +538,38 @@ func (s *simScript) generateMove(r simDice, at time.Duration, node int, seq *int
 	}
 }
 
-// generateFrame is any other frame.
+// generateFrame is any other frame, in a form that is known of servers, or in one that is to do no harm.
 func (s *simScript) generateFrame(r simDice, seq *int) string {
-	name := pick(r, "MIGRATING", "MIGRATED", "FAILING_OVER", "FAILED_OVER", "SMIGRATING", "SMIGRATED")
-	switch {
-	case r.oneIn(6):
+	if r.oneIn(6) {
 		return pick(r, ">2\r\n+foo\r\n_\r\n", ">1\r\n+MOVING\r\n", ">2\r\n+MOVING\r\n*1\r\n:1\r\n", ">3\r\n+MIGRATING\r\n%0\r\n~0\r\n",
 			">5\r\n$6\r\nMOVING\r\n:1\r\n:1\r\n*0\r\n_\r\n", ">3\r\n$7\r\nmessage\r\n$1\r\nx\r\n$1\r\ny\r\n", ">1\r\n:7\r\n")
-	case strings.HasSuffix(name, "ED") || strings.HasSuffix(name, "_OVER") && strings.HasPrefix(name, "FAILED"):
-		return ">3\r\n" + simBulk(name) + r.number(seq) + simBulk(`["27"]`)
-	case name == "SMIGRATING":
-		return ">3\r\n" + simBulk(name) + r.number(seq) + simBulk("8892-8991")
 	}
-	return ">4\r\n" + simBulk(name) + r.number(seq) + fmt.Sprintf(":%d\r\n", r.IntN(4)) + simBulk(`["27"]`)
+	name := pick(r, "MIGRATING", "MIGRATED", "FAILING_OVER", "FAILED_OVER", "SMIGRATING", "SMIGRATED")
+	elems := []string{pick(r, simBulk(name), simBulk(name), "+"+strings.ToLower(name)+"\r\n"), r.number(seq)}
+	switch slots := pick(r, simBulk("8892-8991"), simBulk("8892-8991,17"), "+17\r\n"); name {
+	case "MIGRATING", "FAILING_OVER":
+		elems = append(elems, pick(r, fmt.Sprintf(":%d\r\n", r.IntN(4)), fmt.Sprintf("+%d\r\n", r.IntN(4))), simBulk(`["27"]`))
+	case "MIGRATED", "FAILED_OVER":
+		elems = append(elems, simBulk(`["27","3"]`))
+	case "SMIGRATING":
+		elems = append(elems, slots)
+		if r.oneIn(4) { // one per element
+			elems = append(elems, simBulk("7"))
+		}
+	case "SMIGRATED": // of each: from where, to where, which slots
+		var moved []string
+		for range r.IntN(4) {
+			moved = append(moved, simList('*', simBulk(simAddr(r.IntN(simNodes))), simBulk(simAddr(r.IntN(simNodes))), slots))
+		}
+		if r.oneIn(3) {
+			moved = append(moved, pick(r, "_\r\n", "*0\r\n", simBulk("8892-8991"), simList('*', simBulk("?")), simList('*', "_\r\n", ":1\r\n", "*1\r\n*0\r\n")))
+		}
+		elems = append(elems, simList('*', moved...))
+	}
+	if r.oneIn(8) { // the last is missing, or there is more
+		elems = pick(r, elems[:len(elems)-1], append(elems, simBulk("more"), "_\r\n"))
+	}
+	return simList('>', elems...)
 }
 
 func (s *simScript) generateFault(r simDice, at time.Duration, node int) {
