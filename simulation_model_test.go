@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -59,6 +60,7 @@ func (x *simRun) judge() {
 	for _, l := range x.listeners {
 		m.judgeListener(l)
 	}
+	m.judgeSubscribed()
 	m.judgeSilence()
 	m.judgeStats()
 	m.judgeEnd()
@@ -947,42 +949,109 @@ func (m *simModel) judgeMachines() {
 	}
 }
 
-// judgeListener: in order, nothing twice, nothing missed without a gap, "everything published from now on arrives" behind one, and no gap
-// without a loss.
-func (m *simModel) judgeListener(l *simListener) {
-	name := fmt.Sprintf("the subscription of caller %d to %q %v", l.caller, l.kind, l.names)
-	if l.confirmed < 0 || l.err != nil {
-		m.judgeSubscribeError(l, name)
+// simWanted is one topic from a call of Subscribe or Add on.
+type simWanted struct {
+	name        string
+	asked, sure time.Duration // the call began, and was over; never, if it failed
+	cut, until  time.Duration // Remove was called, or the call failed: not before cut, and not after until if it was in the instant of asked
+}
+
+// wanted is what a subscription had asked for.
+func (l *simListener) wanted() (all []simWanted) {
+	for _, a := range l.asked {
+		for _, name := range a.names {
+			w := simWanted{name, a.began, a.ended, simForever, simForever}
+			if a.err != nil {
+				w.sure, w.until = simForever, a.ended
+			}
+			for _, r := range l.asked {
+				if !r.removes || !slices.Contains(r.names, name) || r.err != nil && simByContext(r.err) {
+					continue
+				}
+				if r.began >= a.began {
+					w.cut = min(w.cut, r.began)
+				}
+				if r.began > a.began {
+					w.until = min(w.until, r.began)
+				}
+			}
+			if !a.removes {
+				all = append(all, w)
+			}
+		}
 	}
-	if l.confirmed < 0 {
-		return
-	}
-	var due []simPublished // all that match
-	place := map[string]int{}
+	return all
+}
+
+// simDue is a message for a subscription, on account of one of its topics.
+type simDue struct {
+	simPublished
+	topic []simWanted // each time that it was asked for
+	sure  bool        // it was certainly subscribed to then, and until the message came, or a later one
+}
+
+// due is what was published for a subscription, in the order in which it may hear of it, and where in that each is.
+func (m *simModel) due(l *simListener) (due []simDue, place map[[2]string]int) {
+	place = map[[2]string]int{}
+	topics, when := map[string][]simWanted{}, map[string]time.Duration{}
 	for _, p := range m.w.published {
-		matches := p.kind == l.kind && slices.Contains(l.names, p.channel)
+		when[p.payload] = p.at
+	}
+	for _, w := range l.wanted() {
+		topics[w.name] = append(topics[w.name], w)
+	}
+	latest := func(name string, until time.Duration) (at time.Duration) { // of what was heard
+		for _, h := range l.heard {
+			if published := when[h.payload]; h.name == name && published <= until {
+				at = max(at, published)
+			}
+		}
+		return at
+	}
+	for _, p := range m.w.published {
+		names := []string{p.channel}
 		if l.kind == "p" {
-			matches = p.kind == "" && strings.HasPrefix(p.channel, strings.TrimSuffix(l.names[0], "*"))
+			names = slices.DeleteFunc(slices.Clone(simPatterns), func(of string) bool { return !strings.HasPrefix(p.channel, strings.TrimSuffix(of, "*")) })
 		}
-		if matches {
-			place[p.payload] = len(due)
-			due = append(due, p)
+		for _, name := range names {
+			d := simDue{p, topics[name], false}
+			for _, w := range d.topic {
+				d.sure = d.sure || w.sure < p.at && (w.cut == simForever || p.at < latest(name, w.cut))
+			}
+			if len(d.topic) > 0 && p.kind == strings.TrimSuffix(l.kind, "p") {
+				place[[2]string{name, p.payload}] = len(due)
+				due = append(due, d)
+			}
 		}
 	}
-	next := 0 // of due: the first that may be heard
-	for next < len(due) && due[next].at <= l.confirmed {
-		next++
+	return due, place
+}
+
+// judgeListener: in order, nothing twice, nothing missed without a gap, "everything published from now on arrives" behind one, and no gap
+// without a loss; from the end of Add on, until Remove, behind which "nothing that comes there is received any more, but what was queued before".
+func (m *simModel) judgeListener(l *simListener) {
+	name := fmt.Sprintf("the subscription of caller %d to %q", l.caller, l.kind)
+	for _, a := range l.asked {
+		m.judgeAsked(l, a, fmt.Sprintf("%s, asked at %v for %v", name, a.began, a.names))
 	}
-	first, gap, missed, losses := true, time.Duration(-1), 0, m.losses()
+	if l.err != nil {
+		m.judgeSubscribeError(l, l.err, l.ended, name)
+	}
+	due, place := m.due(l)
+	last := map[string]int{} // of each topic: the next that may be heard
+	next, gap, missed, losses := 0, time.Duration(-1), 0, m.losses()
 	skip := func(to int) {
 		for ; next < to; next++ {
-			if due[next].at > max(gap, l.confirmed) {
+			if due[next].sure && due[next].at > gap {
 				m.breaks("8: %s missed %q, published at %v, without a gap", name, due[next].payload, due[next].at)
 			}
 			missed--
 		}
 	}
 	for _, h := range l.heard {
+		if h.at > l.left {
+			m.breaks("8: %s heard %q at %v, and was closed at %v", name, h.payload, h.at, l.left)
+		}
 		if h.payload == "" {
 			gap, missed = h.at, h.missed
 			if h.missed < 0 && !slices.ContainsFunc(losses, func(t time.Duration) bool { return t <= h.at }) {
@@ -993,42 +1062,88 @@ func (m *simModel) judgeListener(l *simListener) {
 			}
 			continue
 		}
-		i, known := place[h.payload]
+		i, known := place[[2]string{h.name, h.payload}]
 		switch {
-		case !known:
-			m.breaks("8: %s heard %q, which was not for it", name, h.payload)
+		case !known || !slices.ContainsFunc(due[i].topic, func(w simWanted) bool { return w.asked <= h.at && due[i].at <= w.until }):
+			m.breaks("8: %s heard %q of %s at %v, which was not for it", name, h.payload, h.name, h.at)
 			continue
-		case i < next && !(first && due[i].at <= l.confirmed): // what comes before Subscribe has returned may be heard
+		case i < last[h.name] || i < next && due[i].sure:
 			m.breaks("8: %s heard %q at %v, twice or out of order", name, h.payload, h.at)
-		case i < next:
-			next = i
+		case i >= next: // what comes before a topic is confirmed may be heard behind what comes of others
+			was := gap
+			skip(i)
+			if was >= 0 && missed > 0 {
+				m.breaks("8: %s was told of %d messages more than it missed", name, missed)
+			}
+			next, gap, missed = i+1, -1, 0
 		}
-		was := gap
-		skip(i)
-		if was >= 0 && missed > 0 {
-			m.breaks("8: %s was told of %d messages more than it missed", name, missed)
-		}
-		next, first, gap, missed = i+1, false, -1, 0
+		last[h.name] = i + 1
 	}
-	if l.err == nil && !m.s.closes() {
+	if l.s != nil && l.err == nil && l.left == simForever && !m.s.closes() {
 		skip(len(due))
 	}
 }
 
-// judgeSubscribeError: Subscribe fails, or a subscription ends, because the server refuses it, or as any call.
-func (m *simModel) judgeSubscribeError(l *simListener, name string) {
+// judgeAsked: Subscribe and Add end as any call does, Remove at once.
+func (m *simModel) judgeAsked(l *simListener, a *simAsked, name string) {
+	over := l.left <= a.ended || l.err != nil && l.ended <= a.ended || m.closing <= a.ended
+	removed := func(r *simAsked) bool {
+		return r.removes && a.began <= r.began && r.began <= a.ended && slices.ContainsFunc(r.names, func(n string) bool { return slices.Contains(a.names, n) })
+	}
+	switch {
+	case a.ended > max(a.limit, a.began):
+		m.breaks("1: %s: it ended at %v, its context at %v", name, a.ended, a.limit)
+	case a.err == nil:
+	case simByContext(a.err) && !errors.Is(a.err, ErrNoConnection):
+		if a.ended != max(a.limit, a.began) {
+			m.breaks("8: %s: it failed at %v by its context, which ended at %v: %v", name, a.ended, a.limit, a.err)
+		}
+	case errors.Is(a.err, ErrTimeout):
+		if t := m.c.opts.Timeout; a.removes || t <= 0 || a.ended-a.began < t {
+			m.breaks("8: %s: it timed out after %v: %v", name, a.ended-a.began, a.err)
+		}
+	case strings.HasSuffix(a.err.Error(), "removed meanwhile") && slices.ContainsFunc(l.asked, removed):
+	case a.removes && !over:
+		m.breaks("8: %s: Remove failed: %v", name, a.err)
+	default:
+		m.judgeSubscribeError(l, a.err, a.ended, name)
+	}
+	if a.removes && a.ended != a.began {
+		m.breaks("8: %s: Remove took %v", name, a.ended-a.began)
+	}
+}
+
+// judgeSubscribeError: Subscribe or Add fails, or a subscription ends, because it was closed, or the server refuses it, or as any call.
+func (m *simModel) judgeSubscribeError(l *simListener, err error, at time.Duration, name string) {
 	refuses := slices.ContainsFunc(m.s.links, func(l simLink) bool { return l.protocol2 }) ||
 		slices.ContainsFunc(m.s.actions, func(a simAction) bool { return a.state == simLoading || a.state == simMasterDown })
-	switch err := l.err; {
-	case errors.Is(err, ErrTimeout):
-		if t := m.c.opts.Timeout; t <= 0 || l.closed-l.began < t {
-			m.breaks("8: %s timed out after %v: %v", name, l.closed-l.began, err)
-		}
-	case simByContext(err), errors.Is(err, ErrClosed) && m.closing != simForever:
+	switch {
+	case errors.Is(err, ErrClosed) && min(m.closing, l.left) <= at:
 	case errors.Is(err, ErrNoConnection) && m.s.opts.FailFast:
 	case !errors.Is(err, ErrNoConnection) && !errors.Is(err, ErrTimeout) && !errors.Is(err, ErrClosed) && refuses:
 	default:
 		m.breaks("8: %s: %v", name, err)
+	}
+}
+
+// judgeSubscribed: when all is quiet, the servers are subscribed to what is wanted and to nothing else.
+func (m *simModel) judgeSubscribed() {
+	wanted, served, unclear := map[string]bool{}, map[string]bool{}, m.s.closes() || m.s.opts.MaxAge > 0
+	for _, l := range m.listeners {
+		for _, w := range l.wanted() {
+			unclear = unclear || w.cut != w.until // in one instant, or a call that failed with what another had asked for
+			if l.s != nil && l.err == nil && l.left == simForever && w.cut == simForever {
+				wanted[l.kind+":"+w.name] = true
+			}
+		}
+	}
+	for _, c := range m.w.conns {
+		if !c.closed {
+			maps.Copy(served, c.subs)
+		}
+	}
+	if !unclear && !maps.Equal(wanted, served) {
+		m.breaks("8: when all is quiet, servers are subscribed to %v, and %v is wanted", served, wanted)
 	}
 }
 

@@ -9,6 +9,7 @@ package baton
 //	go test -run TestSimulation -sim.seed=S -sim.repeat=1000      and how often it fails
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -94,7 +95,7 @@ type simCaller struct {
 	at    time.Duration
 	lease time.Duration // the end of the one context of all calls that have no patience of their own; 0: it does not end
 	topic string        // of a subscriber: its kind of subscription
-	names []string
+	hears time.Duration // and for how long the first context that it receives with lasts, each next twice as long; 0: it does not end
 	steps []simStep
 }
 
@@ -117,6 +118,8 @@ type simStep struct {
 	n        int           // of commands, or whatever the call needs
 	key      int           // which
 	patience time.Duration // after which its context ends; 0: it does not; negative: it has ended before
+	names    []string      // of channels or patterns
+	aside    bool          // the caller does not wait for its end
 }
 
 type simWhat uint8
@@ -132,14 +135,17 @@ const (
 	simTx
 	simPush
 	simPublish
-	simPop     // BLPOP
-	simListen  // what a subscriber does
+	simPop    // BLPOP
+	simListen // Subscribe, and what its subscriber hears then
+	simAdd
+	simRemove
+	simLeave   // Subscription.Close
 	simSession // a session: n says which commands are given on it
 	simWatch
 	simWhats
 )
 
-var simWhatNames = [simWhats]string{"echo", "get", "set", "incr", "append", "large echo", "batch", "transaction", "push", "publish", "pop", "listen", "session", "watch"}
+var simWhatNames = [simWhats]string{"echo", "get", "set", "incr", "append", "large echo", "batch", "transaction", "push", "publish", "pop", "listen", "add", "remove", "leave", "session", "watch"}
 
 // simAction is something that happens in the world, or to the client as a whole.
 type simAction struct {
@@ -171,7 +177,7 @@ const (
 
 const simDeadAddr = "10.9.9.9:6379" // nobody answers there
 
-var simPatterns = []string{"c*", "c1*"}
+var simChannels, simPatterns = []string{"c1", "c2", "c11"}, []string{"c*", "c1*"}
 
 // String is the script as a person reads it: one step in a line.
 func (s *simScript) String() string {
@@ -187,14 +193,17 @@ func (s *simScript) String() string {
 		if c.lease != 0 {
 			fmt.Fprintf(&b, ", with a context that ends after %v", c.lease)
 		}
-		if c.names != nil {
-			fmt.Fprintf(&b, ", %sSUBSCRIBE %v", strings.ToUpper(c.topic), c.names)
+		if c.kind == simSubscriber {
+			fmt.Fprintf(&b, " by %sSUBSCRIBE, and hears for %v at a time", strings.ToUpper(c.topic), c.hears)
 		}
 		b.WriteByte('\n')
 		for j, st := range c.steps {
 			fmt.Fprintf(&b, "    %d.%d after %v: %s, n %d, key %d", i, j, st.think, simWhatNames[st.what], st.n, st.key)
 			if st.patience != 0 {
 				fmt.Fprintf(&b, ", patience %v", st.patience)
+			}
+			if st.names != nil {
+				fmt.Fprintf(&b, ", %v, aside %v", st.names, st.aside)
 			}
 			b.WriteByte('\n')
 		}
@@ -316,7 +325,7 @@ func (s *simScript) generateLongHold(r simDice) {
 
 // generateBusyTopic has much published while a subscription moves.
 func (s *simScript) generateBusyTopic(r simDice) {
-	s.callers = append(s.callers, simCaller{kind: simSubscriber, at: ms, names: []string{"c1"}, steps: []simStep{{what: simListen}}})
+	s.callers = append(s.callers, simCaller{kind: simSubscriber, at: ms, steps: []simStep{{what: simListen, names: []string{"c1"}}}})
 	for range 2 {
 		c := simCaller{at: r.span(10 * ms)}
 		for range 100 {
@@ -412,22 +421,14 @@ func (s *simScript) generateCaller(r simDice, pace time.Duration) (c simCaller) 
 	case 0, 1:
 		c.kind, n = simPopper, 1+n/3
 	case 2, 3:
-		c.kind, n = simSubscriber, 1
-		c.topic = pick(r, "", "", "p", "s")
-		for range 1 + r.IntN(2) {
-			if name := pick(r, "c1", "c2", "c11"); c.topic != "p" && !slices.Contains(c.names, name) {
-				c.names = append(c.names, name)
-			}
-		}
-		if c.topic == "p" {
-			c.names = []string{pick(r, simPatterns...)}
-		}
+		c.kind, n = simSubscriber, 1+pick(r, 0, n/3)
+		c.topic, c.hears = pick(r, "", "", "p", "s"), pick(r, 0, 0, r.span(pace)+us)
 	case 4:
 		c.kind, n = simSessions, 1+n/4
 	case 5:
 		c.kind, n = simWatcher, 1+n/4
 	}
-	for range n {
+	for j := range n {
 		st := simStep{think: r.span(pace), n: 1 + r.IntN(6), key: r.IntN(4), patience: r.span(max(patience, us)) + us}
 		if patience == 0 {
 			st.patience = 0
@@ -447,7 +448,7 @@ func (s *simScript) generateCaller(r simDice, pace time.Duration) (c simCaller) 
 				st.patience = r.span(400 * ms)
 			}
 		case simSubscriber:
-			st.what, st.n = simListen, pick(r, 0, 0, 0, 5, 40) // milliseconds for each message
+			generateTopics(r, &st, c.topic, j, n)
 		case simSessions:
 			st.what, st.n = simSession, r.IntN(5)
 		case simWatcher:
@@ -456,6 +457,27 @@ func (s *simScript) generateCaller(r simDice, pace time.Duration) (c simCaller) 
 		c.steps = append(c.steps, st)
 	}
 	return c
+}
+
+// generateTopics is step j of n of a subscriber.
+func generateTopics(r simDice, st *simStep, topic string, j, n int) {
+	st.what, st.n = simListen, pick(r, 0, 0, 0, 5, 40) // milliseconds for each message
+	if j > 0 {
+		st.what, st.aside = pick(r, simAdd, simAdd, simRemove), r.oneIn(3)
+	}
+	if last := j == n-1; j > 0 && last && r.oneIn(3) {
+		st.what, st.aside = simLeave, false
+		return
+	}
+	of := simChannels
+	if topic == "p" {
+		of = simPatterns
+	}
+	for range 1 + r.IntN(2) {
+		if name := pick(r, of...); !slices.Contains(st.names, name) {
+			st.names = append(st.names, name)
+		}
+	}
 }
 
 func (s *simScript) generateActions(r simDice, length time.Duration) {
@@ -625,20 +647,29 @@ const simForever = time.Duration(1<<63 - 1)
 // simHeard is what a subscriber heard.
 type simHeard struct {
 	at      time.Duration
-	channel string
+	name    string // of the channel, or the pattern
 	payload string // empty: it is a gap
 	missed  int
 }
 
 // simListener is a subscription as it went.
 type simListener struct {
-	caller           int
-	kind             string
-	names            []string
-	began, confirmed time.Duration
-	closed           time.Duration // no more was received from then on; or Subscribe failed
-	heard            []simHeard
-	err              error // of the call, or how it ended
+	s      *Subscription
+	caller int
+	kind   string
+	asked  []*simAsked   // the first is Subscribe
+	left   time.Duration // when Close was called; never, if it was not
+	heard  []simHeard
+	ended  time.Duration // no more was received from then on
+	err    error         // with which it ended by itself
+}
+
+// simAsked is a call of Subscribe, Add or Remove.
+type simAsked struct {
+	removes             bool
+	names               []string
+	began, ended, limit time.Duration // ended: never, if it has not
+	err                 error
 }
 
 // simRun is a script being played, and its history.
@@ -646,6 +677,8 @@ type simRun struct {
 	s *simScript
 	w *simWorld
 	c *Client
+
+	callers, hearers sync.WaitGroup
 
 	mu        sync.Mutex
 	calls     []*simCall
@@ -788,16 +821,11 @@ func simPlay(s *simScript) *simRun {
 		x.judgeLeaks()
 	}()
 	quiet, hush := context.WithCancel(background)
-	var wg, listeners sync.WaitGroup
 	for i := range s.callers {
-		if wait := &wg; s.callers[i].kind == simSubscriber {
-			listeners.Go(func() { x.play(quiet, i) })
-		} else {
-			wait.Go(func() { x.play(quiet, i) })
-		}
+		x.callers.Go(func() { x.play(quiet, i) })
 	}
 	go x.act()
-	ended := later(func() bool { wg.Wait(); return true })
+	ended := later(func() bool { x.callers.Wait(); return true })
 	time.Sleep(s.calm + ms - min(x.dialled, s.calm))
 	x.w.do(x.w.calmLocked)
 	done := make(chan struct{})
@@ -815,7 +843,7 @@ func simPlay(s *simScript) *simRun {
 		x.finish()
 	}
 	hush()
-	listeners.Wait()
+	x.hearers.Wait()
 	x.judge()
 	return x
 }
@@ -838,7 +866,7 @@ func (s *simScript) closes() bool {
 // finish is what must go well when all is well again.
 func (x *simRun) finish() {
 	x.final = x.c.Do(background, "ECHO", "~final").Err()
-	for _, name := range []string{"c1", "c2", "c11"} {
+	for _, name := range simChannels {
 		for range 2 {
 			x.w.do(func() {
 				x.w.publishLocked("", name, fmt.Sprintf("~last.%d", len(x.w.published)))
@@ -979,25 +1007,37 @@ func (x *simRun) play(quiet context.Context, i int) {
 		defer cancel()
 		lease, leaseEnds = ctx, x.w.now()+c.lease
 	}
+	l := &simListener{caller: i, kind: c.topic, left: simForever}
 	for j := range c.steps {
 		st := &c.steps[j]
 		time.Sleep(st.think)
-		ctx, cancel, limit := lease, context.CancelFunc(func() {}), leaseEnds
-		switch {
-		case st.patience > 0:
-			ctx, cancel = simContext(st.patience)
-			limit = x.w.now() + st.patience
-		case st.patience < 0:
-			ctx, cancel = context.WithCancel(ctx)
-			cancel()
-			limit = min(limit, x.w.now())
+		step := func() {
+			ctx, cancel, limit := lease, context.CancelFunc(func() {}), leaseEnds
+			switch {
+			case st.patience > 0:
+				ctx, cancel = simContext(st.patience)
+				limit = x.w.now() + st.patience
+			case st.patience < 0:
+				ctx, cancel = context.WithCancel(ctx)
+				cancel()
+				limit = min(limit, x.w.now())
+			}
+			defer cancel()
+			if c.kind == simSubscriber {
+				x.subscriber(quiet, ctx, l, st, limit)
+			} else {
+				x.step(ctx, i, j, st, limit)
+			}
 		}
-		x.step(quiet, ctx, i, j, st, limit)
-		cancel()
+		if st.aside {
+			x.callers.Go(step)
+		} else {
+			step()
+		}
 	}
 }
 
-func (x *simRun) step(quiet, ctx context.Context, i, j int, st *simStep, limit time.Duration) {
+func (x *simRun) step(ctx context.Context, i, j int, st *simStep, limit time.Duration) {
 	token := fmt.Sprintf("~%d.%d", i, j)
 	key := "k" + strconv.Itoa(st.key)
 	do := x.c.Do
@@ -1016,7 +1056,7 @@ func (x *simRun) step(quiet, ctx context.Context, i, j int, st *simStep, limit t
 	case simPush:
 		x.single(begin(token), do, ctx, "RPUSH", "l"+key, token)
 	case simPublish:
-		kind, channel := "PUBLISH", []string{"c1", "c2", "c11"}[st.key%3]
+		kind, channel := "PUBLISH", simChannels[st.key%3]
 		if st.n == 1 {
 			kind = "SPUBLISH"
 		}
@@ -1040,8 +1080,6 @@ func (x *simRun) step(quiet, ctx context.Context, i, j int, st *simStep, limit t
 		x.batch(ctx, begin, x.c.DoBatch, token, st)
 	case simTx:
 		x.batch(ctx, begin, x.c.DoTx, token, st)
-	case simListen:
-		x.listen(quiet, ctx, i, st)
 	case simSession:
 		x.session(ctx, i, j, st, limit)
 	case simWatch:
@@ -1081,40 +1119,66 @@ func (x *simRun) batch(ctx context.Context, begin func(...string) *simCall, do f
 	return call
 }
 
-// listen is a subscription, until all is quiet.
-func (x *simRun) listen(quiet, ctx context.Context, i int, st *simStep) {
-	c := &x.s.callers[i]
-	l := &simListener{caller: i, kind: c.topic, names: c.names, began: x.w.now(), confirmed: -1}
-	x.mu.Lock()
-	x.listeners = append(x.listeners, l)
-	x.mu.Unlock()
-	var s *Subscription
-	switch c.topic {
-	case "":
-		s, l.err = x.c.Subscribe(ctx, c.names...)
-	case "p":
-		s, l.err = x.c.PSubscribe(ctx, c.names...)
-	case "s":
-		s, l.err = x.c.SSubscribe(ctx, c.names...)
-	}
-	if l.closed = x.w.now(); l.err != nil {
-		return
-	}
-	l.confirmed = l.closed
-	for m, err := range s.All(quiet) {
-		switch gap, isGap := err.(*GapError); {
-		case isGap:
-			l.heard = append(l.heard, simHeard{at: x.w.now(), missed: gap.Missed})
-		case err != nil && quiet.Err() == nil:
-			l.err = err
-		case err != nil:
-		default:
-			l.heard = append(l.heard, simHeard{at: x.w.now(), channel: m.Channel, payload: string(m.Payload)})
-			time.Sleep(time.Duration(st.n) * ms)
+// subscriber is a step of a subscriber. Without a subscription there is none but the first.
+func (x *simRun) subscriber(quiet, ctx context.Context, l *simListener, st *simStep, limit time.Duration) {
+	switch {
+	case st.what == simListen:
+		subscribe := map[string]func(context.Context, ...string) (*Subscription, error){"": x.c.Subscribe, "p": x.c.PSubscribe, "s": x.c.SSubscribe}[l.kind]
+		x.mu.Lock()
+		x.listeners = append(x.listeners, l)
+		x.mu.Unlock()
+		x.asks(l, st, limit, func() (err error) { l.s, err = subscribe(ctx, st.names...); return err })
+		if l.s != nil {
+			x.hearers.Go(func() { x.hear(quiet, l, time.Duration(st.n)*ms) })
 		}
+	case l.s == nil:
+	case st.what == simAdd:
+		x.asks(l, st, limit, func() error { return l.s.Add(ctx, st.names...) })
+	case st.what == simRemove:
+		x.asks(l, st, limit, func() error { return l.s.Remove(ctx, st.names...) })
+	case st.what == simLeave:
+		l.left = x.w.now()
+		l.s.Close()
 	}
-	l.closed = x.w.now()
-	s.Close()
+}
+
+// asks notes a call of Subscribe, Add or Remove.
+func (x *simRun) asks(l *simListener, st *simStep, limit time.Duration, call func() error) {
+	a := &simAsked{removes: st.what == simRemove, names: st.names, began: x.w.now(), ended: simForever, limit: limit}
+	x.mu.Lock()
+	l.asked = append(l.asked, a)
+	x.mu.Unlock()
+	err := call()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	a.err, a.ended = err, x.w.now()
+}
+
+// hear receives until all is quiet or the subscription is over, taking its time for each message.
+func (x *simRun) hear(quiet context.Context, l *simListener, pause time.Duration) {
+	for hears := x.s.callers[l.caller].hears; quiet.Err() == nil && l.err == nil; hears *= 2 {
+		ctx, cancel, limit := quiet, context.CancelFunc(func() {}), simForever
+		if hears > 0 {
+			ctx, cancel = context.WithTimeout(quiet, hears)
+			limit = x.w.now() + hears
+		}
+		for m, err := range l.s.All(ctx) {
+			switch gap, isGap := err.(*GapError); {
+			case isGap:
+				l.heard = append(l.heard, simHeard{at: x.w.now(), missed: gap.Missed})
+			case err == nil:
+				l.heard = append(l.heard, simHeard{at: x.w.now(), name: cmp.Or(m.Pattern, m.Channel), payload: string(m.Payload)})
+				time.Sleep(pause)
+				limit = max(limit, x.w.now()) // it comes no earlier
+			case err != ctx.Err():
+				l.err = err
+			case quiet.Err() == nil && x.w.now() != limit:
+				x.breaks("8: Receive of caller %d ended at %v, and its context at %v", l.caller, x.w.now(), limit)
+			}
+		}
+		cancel()
+	}
+	l.ended = x.w.now()
 }
 
 var simSessionNumbers atomic.Int64
@@ -1403,15 +1467,20 @@ func (x *simRun) history() string {
 		add(e.Time.Sub(x.w.began), "event: %s %s, %s %s seq %d, window %v, phase %v, held %d, %v", e.Kind, e.Addr, e.Notification, e.Successor, e.Seq, e.Window, e.Phase, e.Held, e.Err)
 	}
 	for _, l := range x.listeners {
-		add(l.began, "caller %d subscribes to %q %v", l.caller, l.kind, l.names)
-		if l.confirmed >= 0 {
-			add(l.confirmed, "caller %d is subscribed", l.caller)
+		for _, a := range l.asked {
+			add(a.began, "caller %d asks for %q %v (to end it: %v)", l.caller, l.kind, a.names, a.removes)
+			if a.ended != simForever {
+				add(a.ended, "caller %d has asked for %v: %v", l.caller, a.names, a.err)
+			}
+		}
+		if l.left != simForever {
+			add(l.left, "caller %d closes its subscription", l.caller)
 		}
 		if l.err != nil {
-			add(l.closed, "caller %d is subscribed no longer, or not: %v", l.caller, l.err)
+			add(l.ended, "caller %d is subscribed no longer: %v", l.caller, l.err)
 		}
 		for _, h := range l.heard {
-			add(h.at, "caller %d hears %s %s %d", l.caller, h.channel, h.payload, h.missed)
+			add(h.at, "caller %d hears %s %s %d", l.caller, h.name, h.payload, h.missed)
 		}
 	}
 	for i := range x.s.actions {
