@@ -288,6 +288,9 @@ func (m *simModel) judgeError(c *simCall) {
 		if c.ended != max(c.began, c.limit) {
 			m.breaks("6: %s failed by its context, which ended at %v: %v", name, c.limit, err)
 		}
+		if st := &m.s.callers[c.caller].steps[c.index]; st.patience > 0 && errors.Is(err, context.Canceled) != st.cancels {
+			m.breaks("6: %s failed by its context, which ended by being cancelled (%v): %v", name, st.cancels, err)
+		}
 	case sent:
 		m.judgeCut(c, name)
 	default:

@@ -44,6 +44,7 @@ var (
 type simScript struct {
 	seed    uint64
 	profile simProfile
+	hurry   time.Duration // after which the context of the first try of Dial is cancelled; 0: it is not
 	opts    simOptions
 	links   []simLink // those of the dials, in their order, again and again
 	callers []simCaller
@@ -118,6 +119,7 @@ type simStep struct {
 	n        int           // of commands, or whatever the call needs
 	key      int           // which
 	patience time.Duration // after which its context ends; 0: it does not; negative: it has ended before
+	cancels  bool          // it ends by being cancelled, and not by a deadline
 	names    []string      // of channels or patterns
 	aside    bool          // the caller does not wait for its end
 }
@@ -182,7 +184,7 @@ var simChannels, simPatterns = []string{"c1", "c2", "c11"}, []string{"c*", "c1*"
 // String is the script as a person reads it: one step in a line.
 func (s *simScript) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "seed %d, %s, calm from %v on\n  options", s.seed, simProfileNames[s.profile], s.calm)
+	fmt.Fprintf(&b, "seed %d, %s, calm from %v on, Dial in a hurry of %v\n  options", s.seed, simProfileNames[s.profile], s.calm, s.hurry)
 	fields(&b, s.opts)
 	for i := range s.links {
 		fmt.Fprintf(&b, "  link %d:", i)
@@ -200,7 +202,7 @@ func (s *simScript) String() string {
 		for j, st := range c.steps {
 			fmt.Fprintf(&b, "    %d.%d after %v: %s, n %d, key %d", i, j, st.think, simWhatNames[st.what], st.n, st.key)
 			if st.patience != 0 {
-				fmt.Fprintf(&b, ", patience %v", st.patience)
+				fmt.Fprintf(&b, ", patience %v, cancels %v", st.patience, st.cancels)
 			}
 			if st.names != nil {
 				fmt.Fprintf(&b, ", %v, aside %v", st.names, st.aside)
@@ -265,6 +267,9 @@ func simGenerate(seed uint64) *simScript {
 	r := simDice{rand.New(rand.NewPCG(seed, 6))}
 	s := &simScript{seed: seed, profile: pick(r, simQuiet, simMaintenance, simMaintenance, simMaintenance, simMaintenance, simFaulty, simFaulty, simFaulty, simFaulty)}
 	s.generateOptions(r)
+	if r.oneIn(12) {
+		s.hurry = us + r.span(pick(r, 500*us, 20*ms))
+	}
 	for range 3 + r.IntN(8) {
 		s.links = append(s.links, s.generateLink(r))
 	}
@@ -429,7 +434,7 @@ func (s *simScript) generateCaller(r simDice, pace time.Duration) (c simCaller) 
 		c.kind, n = simWatcher, 1+n/4
 	}
 	for j := range n {
-		st := simStep{think: r.span(pace), n: 1 + r.IntN(6), key: r.IntN(4), patience: r.span(max(patience, us)) + us}
+		st := simStep{think: r.span(pace), n: 1 + r.IntN(6), key: r.IntN(4), patience: r.span(max(patience, us)) + us, cancels: r.oneIn(2)}
 		if patience == 0 {
 			st.patience = 0
 		}
@@ -767,8 +772,14 @@ func (x *simRun) breaks(format string, args ...any) {
 	x.broken = append(x.broken, fmt.Sprintf(format, args...))
 }
 
-func simContext(d time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(background, d)
+// simContext ends after a time, by a deadline or without one.
+func simContext(d time.Duration, cancels bool) (context.Context, context.CancelFunc) {
+	if !cancels {
+		return context.WithTimeout(background, d)
+	}
+	ctx, cancel := context.WithCancel(background)
+	timer := time.AfterFunc(d, cancel)
+	return ctx, func() { timer.Stop(); cancel() }
 }
 
 // options are the client's.
@@ -802,9 +813,8 @@ func simPlay(s *simScript) *simRun {
 	simRunning.Store(o.Logger, x)
 	defer simRunning.Delete(o.Logger)
 	var err error
-	for range 20 { // a link may be cut in the handshake
-		x.c, err = Dial(background, o)
-		if err == nil {
+	for try := range 20 { // a link may be cut in the handshake
+		if err = x.dial(o, try == 0 && s.hurry > 0); err == nil {
 			break
 		}
 		x.dialErrs = append(x.dialErrs, err)
@@ -846,6 +856,25 @@ func simPlay(s *simScript) *simRun {
 	x.hearers.Wait()
 	x.judge()
 	return x
+}
+
+// dial is a try of Dial, whose context, when it has returned, is of no use to the client any more.
+func (x *simRun) dial(o Options, hurries bool) (err error) {
+	ctx, cancel := context.WithCancel(background)
+	limit := simForever
+	if hurries {
+		limit = x.w.now() + x.s.hurry
+		time.AfterFunc(x.s.hurry, cancel)
+	}
+	defer cancel()
+	x.c, err = Dial(ctx, o)
+	if x.w.now() > limit {
+		x.breaks("1: Dial ended at %v, its context at %v", x.w.now(), limit)
+	}
+	if errors.Is(err, context.Canceled) && x.w.now() != limit {
+		x.breaks("6: Dial failed at %v by its context, which ended at %v: %v", x.w.now(), limit, err)
+	}
+	return err
 }
 
 // bound is how long everything takes at most to become quiet again, when all is well.
@@ -930,7 +959,7 @@ func (x *simRun) act() {
 
 // request carries out an action that takes a while.
 func (x *simRun) request(a *simAction, do func(context.Context) error) {
-	ctx, cancel := simContext(a.last)
+	ctx, cancel := simContext(a.last, false)
 	defer cancel()
 	r := simRequest{simAction: a, began: x.w.now()}
 	r.err = do(ctx)
@@ -1003,7 +1032,7 @@ func (x *simRun) play(quiet context.Context, i int) {
 	time.Sleep(c.at)
 	lease, leaseEnds := background, simForever
 	if c.lease > 0 {
-		ctx, cancel := simContext(c.lease)
+		ctx, cancel := simContext(c.lease, false)
 		defer cancel()
 		lease, leaseEnds = ctx, x.w.now()+c.lease
 	}
@@ -1015,7 +1044,7 @@ func (x *simRun) play(quiet context.Context, i int) {
 			ctx, cancel, limit := lease, context.CancelFunc(func() {}), leaseEnds
 			switch {
 			case st.patience > 0:
-				ctx, cancel = simContext(st.patience)
+				ctx, cancel = simContext(st.patience, st.cancels)
 				limit = x.w.now() + st.patience
 			case st.patience < 0:
 				ctx, cancel = context.WithCancel(ctx)
