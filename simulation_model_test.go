@@ -62,6 +62,8 @@ func (x *simRun) judge() {
 	}
 	m.judgeSubscribed()
 	m.judgeSilence()
+	m.judgeIdle()
+	m.judgeDoor()
 	m.judgeStats()
 	m.judgeEnd()
 }
@@ -377,6 +379,50 @@ func (m *simModel) judgeSilence() {
 		}
 		if until := cmp.Or(conn.mended, conn.closedAt); until > at+2*timeout+3*period {
 			m.breaks("6: %s was written to connection %d at %v, which was silent from %v on, and open until %v", token, conn.id, at, conn.endedAt, until)
+		}
+	}
+}
+
+// judgeIdle: "Idle: PING after KeepAlive", which makes silence of a connection that nobody uses.
+func (m *simModel) judgeIdle() {
+	o := &m.c.opts
+	if o.Timeout <= 0 || o.KeepAlive < 0 {
+		return
+	}
+	limit := o.KeepAlive + 2*max(o.Timeout, o.Maintenance.RelaxedTimeout) + max(o.Maintenance.HoldCap, 0) + 3*m.period()
+	for _, c := range m.w.conns {
+		owner, used := m.owner[c]
+		if !used || owner != "" || c.ending != simHole && c.mended == 0 || c.link.writePause > 0 {
+			continue
+		}
+		if until := min(cmp.Or(c.mended, simForever), cmp.Or(c.closedAt, simForever)); until > c.endedAt+limit {
+			m.breaks("6: connection %d was cut off silently at %v, and open until %v, with a KeepAlive of %v", c.id, c.endedAt, until, o.KeepAlive)
+		}
+	}
+}
+
+// judgeDoor: "FailFast is judged at the door (no connection, no handoff in force, not the first dial)": what is given then fails at once. It is
+// looked at where all events are those of one bridge.
+func (m *simModel) judgeDoor() {
+	only := m.only()
+	if only == nil || !m.s.opts.FailFast || slices.ContainsFunc(m.s.callers, func(c simCaller) bool { return c.kind != simOrdinary }) {
+		return
+	}
+	for _, c := range m.calls {
+		lost := false
+		for _, e := range m.events {
+			switch at := e.Time.Sub(m.w.began); {
+			case at > c.began:
+			case e.Kind == EventLost:
+				lost = at < c.began
+			case e.Kind == EventConnected || e.Kind == EventPromoted:
+				lost = false
+			}
+		}
+		inForce := slices.ContainsFunc(only.phasesAt(c.began), func(p Phase) bool { return p != PhaseDone })
+		if lost && !inForce && c.limit > c.began && c.ended > c.began {
+			m.breaks("8: %s %v of caller %d was given at %v, when there was no connection, and failed at %v only: %v", simWhatNames[c.what], c.tokens, c.caller,
+				c.began, c.ended, c.err)
 		}
 	}
 }

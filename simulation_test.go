@@ -298,6 +298,13 @@ func simGenerate(seed uint64) *simScript {
 		s.generateLongHold(r)
 	case 1:
 		s.generateBusyTopic(r)
+	case 2:
+		s.generateSilence(r)
+	case 3:
+		s.generateOutage(r)
+	}
+	if s.bound() > time.Hour { // which is not to be filled with PINGs and handoffs
+		s.opts.KeepAlive, s.opts.MaxAge = 0, 0
 	}
 	slices.SortStableFunc(s.actions, func(a, b simAction) int { return int(a.at - b.at) })
 	for _, a := range s.actions {
@@ -325,6 +332,33 @@ func (s *simScript) generateLongHold(r simDice) {
 		for node := 1; node < simNodes; node++ {
 			s.actions = append(s.actions, simAction{at: 30*ms + r.span(60*ms), what: simCut, node: node, how: simReset})
 		}
+	}
+}
+
+// generateSilence has a connection that nobody uses cut off silently, for long enough to be noticed.
+func (s *simScript) generateSilence(r simDice) {
+	s.profile = simFaulty
+	s.opts.Timeout, s.opts.KeepAlive = pick(r, 20*ms, 200*ms), 100*ms
+	s.callers = append(s.callers, simCaller{steps: []simStep{{what: simEcho}}})
+	s.actions = append(s.actions, simAction{at: r.span(500 * ms), what: simCut, how: simHole, last: 5 * time.Second})
+}
+
+// generateOutage has nobody to connect to for a while, and callers who do not wait for that if the policy is FailFast.
+func (s *simScript) generateOutage(r simDice) {
+	s.profile = simFaulty
+	s.opts.FailFast, s.opts.Conns = true, 1
+	s.callers = slices.DeleteFunc(s.callers, func(c simCaller) bool { return c.kind != simOrdinary })
+	for range 2 {
+		c := simCaller{at: r.span(10 * ms)}
+		for range 10 {
+			c.steps = append(c.steps, simStep{think: r.span(20 * ms), what: pick(r, simEcho, simIncr, simBatch, simTx), n: 1 + r.IntN(3), key: r.IntN(4)})
+		}
+		s.callers = append(s.callers, c)
+	}
+	at := r.span(50 * ms)
+	for node := range simNodes {
+		s.actions = append(s.actions, simAction{at: at, what: simTroubled, node: node, state: pick(r, simRefuses, simStalls), last: 100*ms + r.span(100*ms)})
+		s.actions = append(s.actions, simAction{at: at, what: simCut, node: node, how: pick(r, simReset, simClosed)})
 	}
 }
 
