@@ -41,6 +41,7 @@ func (x *simRun) judge() {
 		}
 	}
 	m.judgeTouches()
+	m.judgeHandshakes()
 	for _, c := range x.calls {
 		m.judgeCall(c)
 	}
@@ -174,6 +175,23 @@ func (m *simModel) judgeTouches() {
 	}
 }
 
+// judgeHandshakes: no command is given to a connection before its handshake has brought about everything, on whatever dial; and no successor
+// is dialled, and told who the client is, that AllowSuccessor refused.
+func (m *simModel) judgeHandshakes() {
+	for token, touches := range m.w.touched {
+		for _, t := range touches {
+			if t.conn.lacks != "" || t.conn.ponged == 0 {
+				m.breaks("10: %s was written to connection %d, ready from %v on, whose handshake lacks %s", token, t.conn.id, t.conn.ponged, t.conn.lacks)
+			}
+		}
+	}
+	for _, d := range m.w.dials {
+		if !m.s.opts.allows(d.addr) && m.s.opts.RefuseFrom > 0 && !m.s.opts.Named {
+			m.breaks("9: %s was dialled, which AllowSuccessor refuses", d.addr)
+		}
+	}
+}
+
 func simConnsOf(touches []simTouch) (ids []int) {
 	for _, t := range touches {
 		ids = append(ids, t.conn.id)
@@ -273,8 +291,8 @@ func (m *simModel) judgeError(c *simCall) {
 	case errors.Is(err, ErrClosed):
 		m.judgeClosed(c, name)
 	case errors.Is(err, ErrBacklogFull):
-		if n := m.outstanding(c); n+c.want <= o.MaxBacklog {
-			m.breaks("6: %s found the backlog full, with %d commands outstanding of %d: %v", name, n, o.MaxBacklog, err)
+		if n, bytes := m.outstanding(c); n+c.want <= o.MaxBacklog && bytes+m.size(c) <= o.MaxBacklogBytes {
+			m.breaks("6: %s found the backlog full, with %d commands outstanding of %d, and %d bytes of %d: %v", name, n, o.MaxBacklog, bytes, o.MaxBacklogBytes, err)
 		}
 	case errors.Is(err, ErrTimeout):
 		m.judgeTimeout(c, name)
@@ -300,14 +318,23 @@ func (m *simModel) judgeError(c *simCall) {
 	}
 }
 
-// outstanding are the commands of other calls that were not over at the end of one.
-func (m *simModel) outstanding(c *simCall) (n int) {
+// outstanding are the commands of other calls that were not over at the end of one, and at most so many bytes.
+func (m *simModel) outstanding(c *simCall) (n, bytes int) {
 	for _, o := range m.calls {
 		if o != c && o.began <= c.ended && (!o.over || o.ended >= c.ended) {
 			n += o.want
+			bytes += m.size(o)
 		}
 	}
-	return n
+	return n, bytes
+}
+
+// size is how many bytes a call has at most.
+func (m *simModel) size(c *simCall) int {
+	if c.what == simLarge {
+		return 100 + m.s.callers[c.caller].steps[c.index].n
+	}
+	return 100 * c.want
 }
 
 // judgeCut: "Only what is still in flight when the server itself closes the old connection fails." Silence is another end: "no byte for
@@ -324,7 +351,7 @@ func (m *simModel) judgeCut(c *simCall, name string) {
 			m.breaks("6: %s failed with nothing of it written: %v", name, c.err)
 		}
 	case conn.ending != simAlive && conn.endedAt <= c.ended:
-	case conn.closed && conn.closedAt <= c.ended && m.silent(conn, c.ended):
+	case conn.closed && conn.closedAt <= c.ended && (conn.outsized || m.silent(conn, c.ended)):
 	default:
 		m.breaks("6: %s failed on connection %d, which nothing had happened to: %v", name, conn.id, c.err)
 	}
@@ -786,7 +813,7 @@ func (m *simModel) judgeAcross() {
 func (m *simModel) judgeClosings() {
 	for _, c := range m.w.conns {
 		owner, used := m.owner[c]
-		if !c.closed || c.closedAt >= m.closing || c.ending != simAlive || !used || owner != "" || m.silent(c, c.closedAt) {
+		if !c.closed || c.closedAt >= m.closing || c.ending != simAlive || !used || owner != "" || c.outsized || m.silent(c, c.closedAt) {
 			continue
 		}
 		if !slices.ContainsFunc(m.w.conns, func(o *simConn) bool {
@@ -887,7 +914,7 @@ func (m *simModel) judgeAnnouncements() {
 // judgeJitter: before its dial a bridge "waits a random jitter, at most a tenth of the window and at most a second".
 func (m *simModel) judgeJitter() {
 	only := m.only()
-	if only == nil || len(only.steps) < 2 || m.s.opts.RefuseSuccessors || m.s.opts.MaxAge > 0 {
+	if only == nil || len(only.steps) < 2 || m.s.opts.RefuseFrom > 0 || m.s.opts.MaxAge > 0 || m.s.opts.CredentialsFail > 0 {
 		return
 	}
 	st := only.steps[0]
@@ -907,7 +934,9 @@ func (m *simModel) judgeJitter() {
 	if named < 0 || only.steps[1].at <= latest || m.closing <= latest || m.lostBetween(0, latest) || m.windowOf(e) < 0 {
 		return
 	}
-	if !slices.ContainsFunc(m.w.dials, func(d simDial) bool { return d.addr == e.Successor && st.at <= d.at && d.at <= latest }) {
+	if !slices.ContainsFunc(m.w.dials, func(d simDial) bool {
+		return d.addr == e.Successor && st.at <= d.at && d.at <= latest+m.s.opts.CredentialsTake
+	}) {
 		m.breaks("9: %s was announced at %v, and not dialled until %v", e.Successor, st.at, latest)
 	}
 }

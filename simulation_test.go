@@ -72,9 +72,26 @@ type simOptions struct {
 	MaxMessages                             int
 	HoldCap, Relaxed, WindowMax, PostEvent  time.Duration
 	Named                                   bool // the configured address is a host name, which DNS knows
-	RefuseSuccessors                        bool
+	RefuseFrom                              int  // AllowSuccessor allows the nodes before this one only; 0: it is not set
 	Mode                                    Mode
+	EndpointType                            EndpointType
+	DB                                      int
+	ClientName                              string
+	Auth                                    simAuth
+	CredentialsTake                         time.Duration
+	CredentialsFail                         int // each so manieth time; 0: they do not
+	MaxBacklogBytes, MaxReply               int
 }
+
+// simAuth is how a client says who it is.
+type simAuth uint8
+
+const (
+	simNobody   simAuth = iota
+	simPassword         // alone
+	simUser             // and a password
+	simRotating         // Credentials: each time another password, good for one connection
+)
 
 // simLink is what a connection is like.
 type simLink struct {
@@ -273,6 +290,9 @@ func simGenerate(seed uint64) *simScript {
 	for range 3 + r.IntN(8) {
 		s.links = append(s.links, s.generateLink(r))
 	}
+	if s.opts.Mode == Enabled { // or there may be nobody to connect to
+		s.links[0].refuses, s.links[0].protocol2 = false, false
+	}
 	pace := pick(r, 300*us, 2*ms, 10*ms, 60*ms)
 	if r.oneIn(5) { // who is alone, and calls again at once, reads its replies itself
 		pace = 300 * us
@@ -407,9 +427,29 @@ func (s *simScript) generateOptions(r simDice) {
 	if o.Named = r.oneIn(8); o.Named && o.DialTimeout > 0 {
 		o.DialTimeout = max(o.DialTimeout, simNodes*50*ms) // each of the addresses has its share of it
 	}
-	o.RefuseSuccessors = r.oneIn(16)
-	o.Mode = pick(r, Auto, Auto, Auto, Auto, Auto, Auto, Auto, Disabled)
+	if r.oneIn(8) {
+		o.RefuseFrom = 1 + r.IntN(2)
+	}
+	o.Mode = pick(r, Auto, Auto, Auto, Auto, Auto, Auto, Enabled, Disabled)
+	if r.oneIn(4) {
+		o.EndpointType = EndpointAuto + EndpointType(r.IntN(int(EndpointNone-EndpointAuto)+1))
+	}
+	o.DB, o.ClientName = pick(r, 0, 0, 0, 3), pick(r, "", "", "", "simulation")
+	if o.Auth = pick(r, simNobody, simNobody, simNobody, simPassword, simUser, simRotating, simRotating); o.Auth == simRotating {
+		o.CredentialsTake = r.span(pick(r, 0, ms, 10*ms))
+		if s.profile == simFaulty && r.oneIn(2) {
+			o.CredentialsFail = 2 + r.IntN(4)
+		}
+	}
+	if r.oneIn(6) {
+		o.MaxBacklogBytes = 100 + r.IntN(2000)
+	}
+	if s.profile == simFaulty && r.oneIn(6) {
+		o.MaxReply = simSmall
+	}
 }
+
+const simSmall = 30 << 10 // a MaxReply that some large replies exceed
 
 func (s *simScript) generateLink(r simDice) (l simLink) {
 	way := []time.Duration{0, 0, 0, 50 * us, 200 * us, ms, 5 * ms}
@@ -821,13 +861,22 @@ func (x *simRun) options() Options {
 	so := &x.s.opts
 	logger := slog.New(slog.DiscardHandler)
 	o := Options{Addr: simAddr(0), Dialer: x.w.dial, Conns: so.Conns, Timeout: so.Timeout, DialTimeout: so.DialTimeout, KeepAlive: so.KeepAlive,
-		MaxAge: so.MaxAge, MaxBacklog: so.MaxBacklog, MaxInFlight: so.MaxInFlight, MaxDedicated: so.MaxDedicated, MaxMessages: so.MaxMessages, Logger: logger}
+		MaxAge: so.MaxAge, MaxBacklog: so.MaxBacklog, MaxInFlight: so.MaxInFlight, MaxDedicated: so.MaxDedicated, MaxMessages: so.MaxMessages,
+		MaxBacklogBytes: so.MaxBacklogBytes, MaxReply: so.MaxReply, DB: so.DB, ClientName: so.ClientName, Logger: logger}
+	switch so.Auth {
+	case simPassword:
+		o.Password = simSecret
+	case simUser:
+		o.Username, o.Password = "someone", simSecret
+	case simRotating:
+		o.Credentials = x.w.credentials
+	}
 	if so.FailFast {
 		o.Backlog = FailFast
 	}
-	o.Maintenance = Maintenance{Mode: so.Mode, HoldCap: so.HoldCap, RelaxedTimeout: so.Relaxed, RelaxedWindowMax: so.WindowMax, PostEventRelaxed: so.PostEvent}
-	if so.RefuseSuccessors {
-		o.Maintenance.AllowSuccessor = func(string) bool { return false }
+	o.Maintenance = Maintenance{Mode: so.Mode, EndpointType: so.EndpointType, HoldCap: so.HoldCap, RelaxedTimeout: so.Relaxed, RelaxedWindowMax: so.WindowMax, PostEventRelaxed: so.PostEvent}
+	if so.RefuseFrom > 0 {
+		o.Maintenance.AllowSuccessor = so.allows
 	}
 	o.OnEvent = func(e Event) {
 		x.mu.Lock()
@@ -838,6 +887,16 @@ func (x *simRun) options() Options {
 		o.Addr, o.Resolver = simHost+":6379", x.w.resolver()
 	}
 	return o
+}
+
+// allows is AllowSuccessor.
+func (so *simOptions) allows(addr string) bool {
+	for node := range so.RefuseFrom {
+		if addr == simAddr(node) {
+			return true
+		}
+	}
+	return so.RefuseFrom == 0
 }
 
 // simPlay plays a script, in a bubble, and judges it.

@@ -145,6 +145,11 @@ type simConn struct {
 	mended   time.Duration // what had been cut off silently was reset; 0: it was not
 
 	// The server's state of it.
+	user     string // who has said who it is; empty: nobody has to, or has
+	name     string
+	told     string // which endpoints it shall name
+	lacks    string // what the handshake should have brought about, and had not when it was over
+	outsized bool   // it has said more in one reply than the client takes
 	protocol int
 	opted    bool
 	db       int
@@ -175,10 +180,12 @@ type simWorld struct {
 	published  []simPublished
 	dials      []simDial
 	transactns int
-	blocked    []*simConn // blocking commands, first come first served
-	hosts      []int      // the nodes that the name stands for
-	calm       bool       // no link ends any more
-	swift      bool       // no link is slow to take what is written any more
+	blocked    []*simConn      // blocking commands, first come first served
+	hosts      []int           // the nodes that the name stands for
+	asked      int             // how often Credentials was
+	passwords  map[string]bool // that it gave, and that nobody has used
+	calm       bool            // no link ends any more
+	swift      bool            // no link is slow to take what is written any more
 }
 
 // simPublished is a message, in the one order of all.
@@ -195,7 +202,7 @@ type simDial struct {
 }
 
 func newSimWorld(s *simScript) *simWorld {
-	w := &simWorld{s: s, began: time.Now(), touched: map[string][]simTouch{}, values: map[string]string{}, lists: map[string][]string{}, hosts: []int{0}}
+	w := &simWorld{s: s, began: time.Now(), touched: map[string][]simTouch{}, values: map[string]string{}, lists: map[string][]string{}, hosts: []int{0}, passwords: map[string]bool{}}
 	for i := range simNodes {
 		w.nodes = append(w.nodes, &simNode{id: i, addr: simAddr(i)})
 	}
@@ -268,6 +275,68 @@ func (w *simWorld) connect(ctx context.Context, addr string, link *simLink, from
 		return simSocket{c}, nil
 	}
 	return c, nil
+}
+
+// --- who is who ---
+
+const simSecret = "not-to-be-told"
+
+// credentials fits Options.Credentials.
+func (w *simWorld) credentials(ctx context.Context) (username, password string, err error) {
+	select {
+	case <-time.After(w.s.opts.CredentialsTake):
+	case <-ctx.Done():
+		return "", "", ctx.Err()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.asked++
+	if often := w.s.opts.CredentialsFail; often > 0 && w.asked%often == 0 && !w.calm {
+		return "", "", errors.New("no credentials today")
+	}
+	password = simSecret + strconv.Itoa(w.asked)
+	w.passwords[password] = true
+	return "someone", password, nil
+}
+
+// authenticateLocked is AUTH, or what HELLO says of it.
+func (c *simConn) authenticateLocked(user, password string) *ServerError {
+	known := false
+	switch c.w.s.opts.Auth {
+	case simPassword:
+		known = user == "default" && password == simSecret
+	case simUser:
+		known = user == "someone" && password == simSecret
+	case simRotating:
+		known = user == "someone" && c.w.passwords[password]
+		delete(c.w.passwords, password)
+	}
+	if !known {
+		return &ServerError{"WRONGPASS", "invalid username-password pair or user is disabled."}
+	}
+	c.user = user
+	return nil
+}
+
+// lackingLocked is what a client has left undone when its handshake ends.
+func (c *simConn) lackingLocked() string {
+	o := &c.w.s.opts
+	types := map[EndpointType]string{EndpointAuto: "internal-ip", EndpointInternalIP: "internal-ip", EndpointInternalFQDN: "internal-fqdn",
+		EndpointExternalIP: "external-ip", EndpointExternalFQDN: "external-fqdn", EndpointNone: "none"}
+	asks := o.Mode != Disabled && c.protocol == 3
+	switch {
+	case o.Auth != simNobody && c.user == "":
+		return "AUTH"
+	case c.db != o.DB:
+		return "SELECT"
+	case c.name != o.ClientName:
+		return "SETNAME"
+	case o.Mode == Enabled && !c.opted || o.Mode == Disabled && c.told != "":
+		return "the mode"
+	case asks && c.told != types[o.EndpointType]:
+		return "the endpoint type"
+	}
+	return ""
 }
 
 // simSocket counts as a socket, whose buffer takes what a caller writes by itself.
@@ -708,22 +777,27 @@ func (c *simConn) executeLocked(cmd *simCommand) []byte {
 	if r, ok := v.(simRaw); ok {
 		return r
 	}
+	if text, ok := v.(string); ok && c.w.s.opts.MaxReply > 0 {
+		c.outsized = c.outsized || len(text) > c.w.s.opts.MaxReply
+	}
 	return simEncode(nil, v)
 }
 
 type simRaw []byte // a reply, or several frames, encoded
 
 var (
-	simWhileLoading = map[string]bool{"HELLO": true, "CLIENT": true, "SELECT": true, "MULTI": true, "EXEC": true, "DISCARD": true, "WATCH": true, "UNWATCH": true}
+	simWhileLoading = map[string]bool{"HELLO": true, "CLIENT": true, "SELECT": true, "MULTI": true, "EXEC": true, "DISCARD": true, "WATCH": true, "UNWATCH": true, "AUTH": true}
 
 	simWrites     = map[string]bool{"SET": true, "INCR": true, "RPUSH": true, "BLPOP": true}
-	simConnection = map[string]bool{"HELLO": true, "CLIENT": true, "SELECT": true, "MULTI": true, "EXEC": true, "DISCARD": true, "WATCH": true, "UNWATCH": true,
+	simConnection = map[string]bool{"HELLO": true, "AUTH": true, "CLIENT": true, "SELECT": true, "MULTI": true, "EXEC": true, "DISCARD": true, "WATCH": true, "UNWATCH": true,
 		"SUBSCRIBE": true, "PSUBSCRIBE": true, "SSUBSCRIBE": true, "UNSUBSCRIBE": true, "PUNSUBSCRIBE": true, "SUNSUBSCRIBE": true, "PING": true, "ECHO": true, "PUBLISH": true}
 )
 
 // refusalLocked is what the node's state has it say to a command, if it is not carried out.
 func (c *simConn) refusalLocked(name string) *ServerError {
 	switch tr := &c.node.troubles; {
+	case c.w.s.opts.Auth != simNobody && c.user == "" && name != "HELLO" && name != "AUTH":
+		return &ServerError{"NOAUTH", "Authentication required."}
 	case tr[simLoading] > 0 && !simWhileLoading[name]:
 		return &ServerError{"LOADING", "Redis is loading the dataset in memory"}
 	case tr[simReadOnly] > 0 && simWrites[name]:
@@ -810,8 +884,23 @@ func (c *simConn) valueLocked(name string, args []string) any {
 		if c.link.protocol2 {
 			return &ServerError{"ERR", "unknown command 'HELLO'"}
 		}
+		for rest := args[2:]; len(rest) > 1; rest = rest[2:] {
+			if rest[0] == "SETNAME" {
+				c.name = rest[1]
+			} else if rest[0] == "AUTH" && len(rest) > 2 {
+				if e := c.authenticateLocked(rest[1], rest[2]); e != nil {
+					return e
+				}
+				rest = rest[1:]
+			}
+		}
 		c.protocol = 3
 		return simDict{"server", "redis", "version", "8.0.0", "proto", 3}
+	case "AUTH":
+		if e := c.authenticateLocked(append([]string{"default"}, args[1:]...)[len(args)-2], args[len(args)-1]); e != nil {
+			return e
+		}
+		return simStatus("OK")
 	case "CLIENT":
 		return c.clientLocked(args)
 	case "SELECT":
@@ -819,7 +908,7 @@ func (c *simConn) valueLocked(name string, args []string) any {
 		return simStatus("OK")
 	case "PING":
 		if c.ponged == 0 {
-			c.ponged = max(w.now(), 1)
+			c.ponged, c.lacks = max(w.now(), 1), c.lackingLocked()
 		}
 		return simStatus("PONG")
 	case "ECHO":
@@ -872,9 +961,13 @@ func (w *simWorld) changedLocked(key string) {
 }
 
 func (c *simConn) clientLocked(args []string) any {
+	if strings.EqualFold(args[1], "SETNAME") {
+		c.name = args[2]
+	}
 	if !strings.EqualFold(args[1], "MAINT_NOTIFICATIONS") {
 		return simStatus("OK")
 	}
+	c.told = args[len(args)-1]
 	if c.link.refuses {
 		return &ServerError{"ERR", "unknown subcommand 'MAINT_NOTIFICATIONS'. Try CLIENT HELP."}
 	}
