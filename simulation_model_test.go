@@ -1080,8 +1080,8 @@ func (m *simModel) due(l *simListener) (due []simDue, place map[[2]string]int) {
 	}
 	latest := func(name string, until time.Duration) (at time.Duration) { // of what was heard
 		for _, h := range l.heard {
-			if published := when[h.payload]; h.name == name && published <= until {
-				at = max(at, published)
+			if h.name == name && h.at < until {
+				at = max(at, when[h.payload])
 			}
 		}
 		return at
