@@ -51,6 +51,7 @@ func (x *simRun) judge() {
 	m.judgeOrder()
 	m.judgeAcross()
 	m.judgeSessions()
+	m.judgeMoving()
 	m.judgeClosings()
 	m.judgeRequests()
 	m.judgeRenewals()
@@ -658,6 +659,36 @@ func (m *simModel) judgeSessions() {
 	}
 }
 
+// judgeMoving: Session.Moving "has one value when the server has announced that it will cut the connection: when". Nothing else has it say so,
+// and it is certain if the connection is older than all that was announced, and answered behind that.
+func (m *simModel) judgeMoving() {
+	oldest := simForever
+	for _, a := range m.s.actions {
+		if strings.Contains(strings.ToUpper(a.frame), "MOVING\r\n") {
+			oldest = min(oldest, a.at)
+		}
+	}
+	lived, on := map[int]time.Duration{}, map[int]*simConn{}
+	for _, c := range m.calls {
+		if c.session > 0 && c.over && c.err == nil && len(c.tokens) > 0 {
+			lived[c.session], on[c.session] = c.ended, m.connOf(c)
+		}
+	}
+	for _, c := range m.calls {
+		if c.session <= 0 || len(c.tokens) > 0 {
+			continue
+		}
+		conn, until := on[c.session], lived[c.session]
+		told := conn != nil && conn.moved > 0 && conn.moved < until && conn.dialled < oldest && until < m.closing
+		switch {
+		case told && c.moving == 0:
+			m.breaks("9: session %d on connection %d was told to move at %v, and Moving said nothing", c.session, conn.id, conn.moved)
+		case c.moving != 0 && c.moving < oldest:
+			m.breaks("9: Moving said that session %d will be cut at %v; the first announcement was at %v", c.session, c.moving, oldest)
+		}
+	}
+}
+
 // judgeLeft: the connection of a blocking command is closed when its caller leaves: "nothing is popped for nobody".
 func (m *simModel) judgeLeft(c *simCall) {
 	if conn := m.connOf(c); c.blocks > 0 && c.err != nil && MaybeExecuted(c.err) && conn != nil && (!conn.closed || conn.closedAt > c.ended) && conn.ending == simAlive {
@@ -689,7 +720,7 @@ func (m *simModel) judgeOwners() {
 			owner = fmt.Sprintf("session %d", c.session)
 		case c.session < 0:
 			owner = "a Watch"
-		case c.what == simPop:
+		case c.blocks > 0:
 			owner = "what blocks"
 		}
 		for _, t := range touches {

@@ -154,8 +154,9 @@ const (
 	simTx
 	simPush
 	simPublish
-	simPop    // BLPOP
-	simListen // Subscribe, and what its subscriber hears then
+	simPop     // BLPOP
+	simPopping // a batch with one
+	simListen  // Subscribe, and what its subscriber hears then
 	simAdd
 	simRemove
 	simLeave   // Subscription.Close
@@ -164,7 +165,7 @@ const (
 	simWhats
 )
 
-var simWhatNames = [simWhats]string{"echo", "get", "set", "incr", "append", "large echo", "batch", "transaction", "push", "publish", "pop", "listen", "add", "remove", "leave", "session", "watch"}
+var simWhatNames = [simWhats]string{"echo", "get", "set", "incr", "append", "large echo", "batch", "transaction", "push", "publish", "pop", "batch that pops", "listen", "add", "remove", "leave", "session", "watch"}
 
 // simAction is something that happens in the world, or to the client as a whole.
 type simAction struct {
@@ -522,14 +523,14 @@ func (s *simScript) generateCaller(r simDice, pace time.Duration) (c simCaller) 
 				st.what, st.n = simLarge, pick(r, 20<<10, 70<<10, 200<<10)
 			}
 		case simPopper:
-			st.what, st.n = simPop, pick(r, 0, 5, 50, 300) // milliseconds
+			st.what, st.n = pick(r, simPop, simPop, simPopping), pick(r, 0, 5, 50, 300) // milliseconds
 			if st.n == 0 && (st.patience == 0 || st.patience > time.Second) {
 				st.patience = r.span(400 * ms)
 			}
 		case simSubscriber:
 			generateTopics(r, &st, c.topic, j, n)
 		case simSessions:
-			st.what, st.n = simSession, r.IntN(5)
+			st.what, st.n = simSession, r.IntN(len(simOnSession))
 		case simWatcher:
 			st.what = simWatch
 		}
@@ -715,10 +716,11 @@ type simCall struct {
 	blocks        time.Duration // that it may take by itself
 	over          bool
 	err           error
-	replies       []string // for each token, as simText writes it; empty: none came
-	want          int      // commands, as Stats counts them
-	session       int      // the number of the session; 0: none
-	watched       bool     // an EXEC behind a WATCH
+	replies       []string      // for each token, as simText writes it; empty: none came
+	want          int           // commands, as Stats counts them
+	session       int           // the number of the session; 0: none
+	watched       bool          // an EXEC behind a WATCH
+	moving        time.Duration // what Session.Moving had said when the session was over; 0: nothing
 }
 
 const simForever = time.Duration(1<<63 - 1)
@@ -1185,10 +1187,17 @@ func (x *simRun) step(ctx context.Context, i, j int, st *simStep, limit time.Dur
 		x.single(begin(token), do, ctx, kind, channel, token)
 	case simPop:
 		call := begin(token)
-		if call.blocks = time.Duration(st.n) * ms; st.n == 0 {
-			call.blocks = maxSpan
-		}
+		call.blocks = st.blocks()
 		x.single(call, do, ctx, "BLPOP", "l"+key, token, float64(st.n)/1000)
+	case simPopping:
+		var b Batch
+		b.Add("ECHO", token+".0")
+		b.Add("BLPOP", "l"+key, token+".1", float64(st.n)/1000)
+		b.Add("INCR", "n"+key, token+".2")
+		call := begin(token+".0", token+".1", token+".2")
+		call.blocks = st.blocks()
+		replies, err := x.c.DoBatch(ctx, &b)
+		x.endBatch(call, replies, err)
 	case simAppend:
 		call := begin(token)
 		text, err := x.c.DoAppend(ctx, make([]byte, 3, 64), "ECHO", token)
@@ -1208,6 +1217,9 @@ func (x *simRun) step(ctx context.Context, i, j int, st *simStep, limit time.Dur
 		x.watch(ctx, begin, token, key)
 	}
 }
+
+// blocks is for how long a pop waits.
+func (st *simStep) blocks() time.Duration { return cmp.Or(time.Duration(st.n)*ms, maxSpan) }
 
 // batch gives a batch, or a transaction.
 func (x *simRun) batch(ctx context.Context, begin func(...string) *simCall, do func(context.Context, *Batch) ([]Reply, error), token string, st *simStep) *simCall {
@@ -1230,7 +1242,12 @@ func (x *simRun) batch(ctx context.Context, begin func(...string) *simCall, do f
 		call.want += 2
 	}
 	replies, err := do(ctx, &b)
-	for k := range min(len(replies), len(tokens)) {
+	x.endBatch(call, replies, err)
+	return call
+}
+
+func (x *simRun) endBatch(call *simCall, replies []Reply, err error) {
+	for k := range min(len(replies), len(call.tokens)) {
 		if e := replies[k].Err(); e == nil {
 			call.replies[k] = simReplyText(replies[k])
 		} else if e, ok := e.(*ServerError); ok {
@@ -1238,7 +1255,6 @@ func (x *simRun) batch(ctx context.Context, begin func(...string) *simCall, do f
 		}
 	}
 	x.end(call, err)
-	return call
 }
 
 // subscriber is a step of a subscriber. Without a subscription there is none but the first.
@@ -1311,6 +1327,7 @@ var simOnSession = [][]string{
 	{"SELECT 1 %", "SET K %", "GET K %", "SELECT 0 %"},
 	{"GET K %", "BLPOP lK % 0.02", "GET K %"},
 	{"WATCH K %", "tx", "GET K %"},
+	{"SELECT 1 %", "batch", "GET K %", "batch"},
 	{"MULTI %", "INCR nK %", "DISCARD %", "INCR nK %"},
 }
 
@@ -1325,16 +1342,27 @@ func (x *simRun) session(ctx context.Context, i, j int, st *simStep, limit time.
 	defer s.Close()
 	number := int(simSessionNumbers.Add(1))
 	open.session = number
+	defer func() {
+		select {
+		case at := <-s.Moving():
+			open.moving = at.Sub(x.w.began)
+		default:
+		}
+	}()
 	key, watched := "k"+strconv.Itoa(st.key), false
 	for k, command := range simOnSession[st.n%len(simOnSession)] {
 		time.Sleep(st.think / 4)
 		token := fmt.Sprintf("~%d.%d.s%d", i, j, k)
-		if command == "tx" {
+		if command == "tx" || command == "batch" {
+			what, do := simTx, s.DoTx
+			if command == "batch" {
+				what, do = simBatch, s.DoBatch
+			}
 			x.batch(ctx, func(tokens ...string) *simCall {
-				call := x.begin(i, j, simTx, limit, tokens...)
-				call.session, call.watched, call.name = number, true, "tx"
+				call := x.begin(i, j, what, limit, tokens...)
+				call.session, call.watched, call.name = number, command == "tx", command
 				return call
-			}, s.DoTx, token, &simStep{what: simTx, n: 2, key: st.key})
+			}, do, token, &simStep{what: what, n: 2, key: st.key})
 			continue
 		}
 		args := []any{}

@@ -7,6 +7,7 @@ package baton
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -147,9 +148,10 @@ type simConn struct {
 	// The server's state of it.
 	user     string // who has said who it is; empty: nobody has to, or has
 	name     string
-	told     string // which endpoints it shall name
-	lacks    string // what the handshake should have brought about, and had not when it was over
-	outsized bool   // it has said more in one reply than the client takes
+	told     string        // which endpoints it shall name
+	lacks    string        // what the handshake should have brought about, and had not when it was over
+	moved    time.Duration // when MOVING had arrived on it first; 0: it has not
+	outsized bool          // it has said more in one reply than the client takes
 	protocol int
 	opted    bool
 	db       int
@@ -1094,7 +1096,15 @@ func (n *simNode) pushLocked(w *simWorld, frame []byte) {
 	for _, c := range w.conns {
 		if c.node == n && c.opted && c.protocol == 3 {
 			c.saysLocked(frame)
+			c.movesLocked(frame)
 		}
+	}
+}
+
+// movesLocked notes that a connection was told to move, if that is under way.
+func (c *simConn) movesLocked(frame []byte) {
+	if said := c.node.troubles[simFrozen] == 0 && c.ending == simAlive && !c.closed; said && bytes.Contains(bytes.ToUpper(frame), []byte("MOVING\r\n")) {
+		c.moved = cmp.Or(c.moved, c.lastAt, 1)
 	}
 }
 
