@@ -333,7 +333,7 @@ func (c *simConn) lackingLocked() string {
 		return "SELECT"
 	case c.name != o.ClientName:
 		return "SETNAME"
-	case o.Mode == Enabled && !c.opted || o.Mode == Disabled && c.told != "":
+	case o.Mode == Enabled && !c.opted:
 		return "the mode"
 	case asks && c.told != types[o.EndpointType]:
 		return "the endpoint type"
