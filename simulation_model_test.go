@@ -524,7 +524,8 @@ func (tr *simTrace) lastReset(until time.Duration) (at time.Duration) {
 // turn to have a connection of its own does so within its context.
 func (m *simModel) judgeLate(c *simCall) {
 	o := &m.c.opts
-	if o.Timeout <= 0 || len(c.tokens) == 0 || c.blocks == maxSpan {
+	again := c.what == simWatch && errors.Is(c.err, ErrTxAborted) // that it was is known when the next try begins
+	if o.Timeout <= 0 || len(c.tokens) == 0 || c.blocks == maxSpan || again {
 		return
 	}
 	limit, from := o.Timeout+c.blocks, c.began
@@ -873,13 +874,14 @@ func (m *simModel) judgeRequests() {
 			m.breaks("1: %s ended after its context", name)
 		case r.err == nil:
 			for _, c := range m.calls {
-				if r.what == simShutdown && c.began < r.began && c.ended > r.ended {
+				whole := c.what == simWatch && len(c.tokens) == 0 // a call of Watch, which is over when what it calls is
+				if r.what == simShutdown && c.began < r.began && c.ended > r.ended && !whole {
 					m.breaks("11: %s returned before %v, given at %v, was over", name, c.tokens, c.began)
 				}
 			}
 		case simByContext(r.err) && r.ended == r.began+r.last:
 		case r.what == simRenew && errors.Is(r.err, ErrClosed) && m.closing <= r.ended:
-		case r.what == simRenew && (m.endedBetween(r.began, r.ended) || errors.As(r.err, new(*net.DNSError))):
+		case r.what == simRenew && (m.s.opts.CredentialsFail > 0 || m.endedBetween(r.began, r.ended) || errors.As(r.err, new(*net.DNSError))):
 		case r.what == simRenew && slices.ContainsFunc(m.w.dials, func(d simDial) bool { return d.err != nil && r.began <= d.over && d.at <= r.ended }):
 		default:
 			m.breaks("6: %s failed, although no dial did: %v", name, r.err)
