@@ -724,10 +724,14 @@ func (s *faultStage) lose(f func()) {
 	s.crew.held()
 	if s.link != nil {
 		s.link.Mute(true)
+		s.crew.holds.Store(false)
 		s.crew.stuck()
 		s.link.Mute(false) // for the connections to come
 	}
-	s.loseSome(true, true, f)
+	s.loseSome(true, true, func() {
+		f()
+		s.crew.holds.Store(false)
+	})
 }
 
 // loseSome has the connections for commands, those of subscribers, or both be lost by f, at whatever moment that is.
@@ -903,6 +907,7 @@ type faultCrew struct {
 	row     *faultRow
 	stage   *faultStage
 	over    atomic.Bool
+	holds   atomic.Bool // who has a session waits before EXEC
 	wg      sync.WaitGroup
 	callers []*faultCaller
 
@@ -1234,7 +1239,8 @@ func sessionCall(k *faultCaller, id string) {
 
 func (k *faultCaller) hold() {
 	k.holding.Store(true)
-	time.Sleep(faultHeld)
+	for time.Sleep(faultHeld); k.crew.holds.Load() && !k.crew.over.Load(); time.Sleep(faultPace) {
+	}
 	k.holding.Store(false)
 }
 
@@ -1395,9 +1401,10 @@ func (w *faultCrew) stuck() {
 	})
 }
 
-// held waits until those who have sessions are about to give EXEC.
+// held waits until those who have sessions are about to give EXEC, which they do when holds has ended.
 func (w *faultCrew) held() {
 	w.t.Helper()
+	w.holds.Store(true)
 	w.stage.await("sessions are held", func() bool {
 		return w.over.Load() || !slices.ContainsFunc(w.callers, func(k *faultCaller) bool { return k.dials() && !k.holding.Load() })
 	})
