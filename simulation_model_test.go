@@ -397,7 +397,7 @@ func (m *simModel) judgeSilence() {
 	timeout = max(timeout, m.c.opts.Maintenance.RelaxedTimeout)
 	for token, touches := range m.w.touched {
 		conn, at := touches[0].conn, touches[0].at
-		if c := m.byToken[token]; c == nil || !c.ordinary() || conn.ending != simHole && conn.mended == 0 || at < conn.endedAt || conn.link.writePause > 0 {
+		if c := m.byToken[token]; c == nil || c.err == nil || !c.ordinary() || conn.ending != simHole && conn.mended == 0 || at < conn.endedAt || conn.link.writePause > 0 {
 			continue
 		}
 		if until := cmp.Or(conn.mended, conn.closedAt); until > at+2*timeout+3*period {
@@ -1221,8 +1221,7 @@ func (m *simModel) judgeAsked(l *simListener, a *simAsked, name string) {
 
 // judgeSubscribeError: Subscribe or Add fails, or a subscription ends, because it was closed, or the server refuses it, or as any call.
 func (m *simModel) judgeSubscribeError(l *simListener, err error, at time.Duration, name string) {
-	refuses := slices.ContainsFunc(m.s.links, func(l simLink) bool { return l.protocol2 }) ||
-		slices.ContainsFunc(m.s.actions, func(a simAction) bool { return a.state == simLoading || a.state == simMasterDown })
+	refuses := m.refuses() || slices.ContainsFunc(m.s.links, func(l simLink) bool { return l.protocol2 })
 	switch {
 	case errors.Is(err, ErrClosed) && min(m.closing, l.left) <= at:
 	case errors.Is(err, ErrNoConnection) && m.s.opts.FailFast:
@@ -1232,9 +1231,14 @@ func (m *simModel) judgeSubscribeError(l *simListener, err error, at time.Durati
 	}
 }
 
+// refuses says that a server may have refused commands.
+func (m *simModel) refuses() bool {
+	return slices.ContainsFunc(m.s.actions, func(a simAction) bool { return a.state == simLoading || a.state == simMasterDown })
+}
+
 // judgeSubscribed: when all is quiet, the servers are subscribed to what is wanted and to nothing else.
 func (m *simModel) judgeSubscribed() {
-	wanted, served, unclear := map[string]bool{}, map[string]bool{}, m.s.closes() || m.s.opts.MaxAge > 0
+	wanted, served, unclear := map[string]bool{}, map[string]bool{}, m.s.closes() || m.s.opts.MaxAge > 0 || m.refuses() // UNSUBSCRIBE, too
 	for _, l := range m.listeners {
 		for _, w := range l.wanted() {
 			unclear = unclear || w.cut != w.until // in one instant, or a call that failed with what another had asked for
