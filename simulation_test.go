@@ -2,7 +2,8 @@ package baton
 
 // A seeded simulation: random callers, random servers, random maintenance, in virtual time. A seed makes a script, which is data: options,
 // links, what callers do, what becomes of the world. Playing it makes a history, which the model (simulation_model_test.go) judges by the
-// contract. The script is the seed's alone; the order of goroutines within one instant is the runtime's, so a seed may have to be repeated:
+// contract. The script is the seed's alone, and so is what is random within the client; the order of goroutines within one instant is the
+// runtime's, so a seed may have to be repeated:
 //
 //	go test -run TestSimulation -sim.runs=100000                  so many scenarios, from a seed that the clock gives
 //	go test -run TestSimulation -sim.seed=S                       one scenario, S
