@@ -1824,6 +1824,19 @@ func TestKeepAliveOfDedicatedConnections(t *testing.T) {
 			t.Errorf("was said: %q", said)
 		}
 	})
+	sub(t, "idle while the one before still blocks", func(t *testing.T) {
+		s, c, _, _, _ := loneScene(t, Options{KeepAlive: 10 * time.Second})
+		before := len(s.all())
+		if err := c.Renew(background); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		for i, l := range s.all()[before:] {
+			if said := l.heard(); len(said) < 4 || said[0] != "PING" {
+				t.Errorf("on replacement %d was said %q", i, said)
+			}
+		}
+	})
 	sub(t, "one that was dead is not used", func(t *testing.T) {
 		s, c, _, _, idle := loneScene(t, Options{KeepAlive: 10 * time.Second, Timeout: 2 * time.Second})
 		s.set(func() { idle.mute = true })

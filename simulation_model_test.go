@@ -908,14 +908,14 @@ func (m *simModel) judgeRenewals() {
 func (m *simModel) judgeAnnouncements() {
 	told, joinedTo := map[string]bool{}, map[uint64]bool{}
 	var until time.Duration
+	if m.movesForEver() {
+		return
+	}
 	for _, a := range m.s.actions {
 		if _, behind, moves := strings.Cut(strings.ToUpper(a.frame), "MOVING\r\n"); moves {
 			number, _, _ := strings.Cut(behind, "\r\n")
 			if number = number[min(1, len(number)):]; strings.HasPrefix(behind, "$") || strings.HasPrefix(behind, "*") {
 				number = "" // what is no number
-			}
-			if a.what == simSays && a.again { // it says so for ever, to each that opts in
-				return
 			}
 			told[number] = true
 			until = max(until, a.at+a.last)
@@ -937,6 +937,13 @@ func (m *simModel) judgeAnnouncements() {
 	if len(joinedTo) > len(told) {
 		m.breaks("9: %d announcements were joined, and there were %d", len(joinedTo), len(told))
 	}
+}
+
+// movesForEver says that a server tells each connection that opts in to move, until the end.
+func (m *simModel) movesForEver() bool {
+	return slices.ContainsFunc(m.s.actions, func(a simAction) bool {
+		return a.what == simSays && a.again && strings.Contains(strings.ToUpper(a.frame), "MOVING\r\n")
+	})
 }
 
 // judgeJitter: before its dial a bridge "waits a random jitter, at most a tenth of the window and at most a second".
@@ -1322,7 +1329,7 @@ func (m *simModel) judgeEnd() {
 			most++ // what was used for its commands is kept for the next, and handed off
 		}
 	}
-	if open > most && m.s.opts.MaxAge == 0 { // what ages may be in the middle of a handoff
+	if open > most && m.s.opts.MaxAge == 0 && !m.movesForEver() { // what ages, or is told so by each server, may be in the middle of a handoff
 		m.breaks("11: %d connections are open, for %d bridges", open, most)
 	}
 	for _, b := range m.c.bridges {
