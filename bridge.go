@@ -1458,7 +1458,7 @@ func (b *bridge) keepAliveLocked(t tick) {
 	if !c.aliveLocked() || every < 0 || b.c.opts.Timeout < 0 || b.session != nil { // in a session it could be between MULTI and EXEC
 		return
 	}
-	if due := tick(c.lastRead.Load()).add(every); t < due || !c.inFlight.empty() || b.hand.phase == PhaseHolding {
+	if due := tick(c.lastRead.Load()).add(every); t < due || !c.inFlight.empty() || !b.backlog.empty() || b.hand.phase == PhaseHolding {
 		b.armLocked(max(due, t.add(max(every/4, time.Millisecond))))
 		return
 	}
