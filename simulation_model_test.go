@@ -821,7 +821,8 @@ func (m *simModel) judgeAcross() {
 	slices.SortFunc(order, func(a, b *simConn) int { return int(a.opened - b.opened) })
 	for k := 1; k < len(order); k++ {
 		a, b := order[k-1], order[k]
-		if last[a] < first[b] || a.ending != simAlive {
+		lost := a.ending != simAlive || a.closed && a.closedAt <= m.w.executions[last[a]].at // by its silence: nobody waits for it any more
+		if last[a] < first[b] || lost {
 			continue
 		}
 		promoted, orderly, from, to := false, true, b.ponged, m.w.executions[first[b]].at
