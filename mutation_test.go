@@ -77,7 +77,7 @@ var mutations = []mutation{
 	{name: "a gap is not told", file: "bridge.go",
 		old: "if in.confirmed && !sure[t] {", new: "if in.confirmed && !sure[t] && len(sure) > 0 {"},
 	{name: "a gap is told where none is", file: "bridge.go",
-		old: "if in.confirmed && !sure[t] {", new: "if in.confirmed {"},
+		old: "if in.confirmed && !sure[t] {", new: "if in.confirmed && len(sure) >= 0 {"},
 	{name: "a session's connection is used again", file: "bridge.go",
 		old: "if b.session != nil || b.over() != nil {", new: "if b.session = nil; b.over() != nil {"},
 	{name: "an EXEC on a lost session is not said to be aborted", file: "bridge.go",
