@@ -80,7 +80,7 @@ type simOptions struct {
 	ClientName                              string
 	Auth                                    simAuth
 	CredentialsTake                         time.Duration
-	CredentialsFail                         int // each so manieth time; 0: they do not
+	CredentialsFail                         int // one time in so many; 0: they do not
 	MaxBacklogBytes, MaxReply               int
 }
 
@@ -842,7 +842,7 @@ func (x *simRun) dice(of uint64) dice {
 	}
 }
 
-// break_ notes that something is not as it must be.
+// breaks notes that something is not as it must be.
 func (x *simRun) breaks(format string, args ...any) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
