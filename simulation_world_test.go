@@ -301,6 +301,9 @@ func (w *simWorld) credentials(ctx context.Context) (username, password string, 
 	return "someone", password, nil
 }
 
+// mustServeLocked says that all is well again, and that a client which insists on notifications has nobody else to connect to.
+func (c *simConn) mustServeLocked() bool { return c.w.calm && c.w.s.opts.Mode == Enabled }
+
 // authenticateLocked is AUTH, or what HELLO says of it.
 func (c *simConn) authenticateLocked(user, password string) *ServerError {
 	known := false
@@ -883,7 +886,7 @@ func (c *simConn) valueLocked(name string, args []string) any {
 	w := c.w
 	switch name {
 	case "HELLO":
-		if c.link.protocol2 {
+		if c.link.protocol2 && !c.mustServeLocked() {
 			return &ServerError{"ERR", "unknown command 'HELLO'"}
 		}
 		for rest := args[2:]; len(rest) > 1; rest = rest[2:] {
@@ -970,7 +973,7 @@ func (c *simConn) clientLocked(args []string) any {
 		return simStatus("OK")
 	}
 	c.told = args[len(args)-1]
-	if c.link.refuses {
+	if c.link.refuses && !c.mustServeLocked() {
 		return &ServerError{"ERR", "unknown subcommand 'MAINT_NOTIFICATIONS'. Try CLIENT HELP."}
 	}
 	c.opted = true
