@@ -406,13 +406,13 @@ func (m *simModel) judgeSilence() {
 	}
 }
 
-// judgeIdle: "Idle: PING after KeepAlive", which makes silence of a connection that nobody uses.
+// judgeIdle: "Idle: PING after KeepAlive", up to a quarter late, which makes silence of a connection that nobody uses.
 func (m *simModel) judgeIdle() {
 	o := &m.c.opts
 	if o.Timeout <= 0 || o.KeepAlive < 0 {
 		return
 	}
-	limit := o.KeepAlive + 2*max(o.Timeout, o.Maintenance.RelaxedTimeout) + max(o.Maintenance.HoldCap, 0) + 3*m.period()
+	limit := o.KeepAlive*5/4 + 2*max(o.Timeout, o.Maintenance.RelaxedTimeout) + max(o.Maintenance.HoldCap, 0) + 3*m.period()
 	for _, c := range m.w.conns {
 		owner, used := m.owner[c]
 		if !used || owner != "" || c.ending != simHole && c.mended == 0 || c.link.writePause > 0 {
