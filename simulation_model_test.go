@@ -624,7 +624,9 @@ func (m *simModel) endedBetween(from, to time.Duration) bool {
 
 // judgeSessionLost: when a session is lost, every call fails with ErrNoConnection, never sent, "and one with an EXEC is ErrTxAborted, too".
 func (m *simModel) judgeSessionLost(c *simCall, name string) {
-	if MaybeExecuted(c.err) {
+	conn := m.connOf(c)
+	silenced := conn != nil && conn.closed && conn.closedAt == c.ended // its time was up when its connection was found silent
+	if MaybeExecuted(c.err) && !silenced {
 		m.breaks("9: %s failed for want of its connection, and may have been executed: %v", name, c.err)
 	}
 	if c.name == "EXEC" || c.name == "tx" {
