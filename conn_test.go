@@ -3450,17 +3450,23 @@ func (c *clogged) Close() error {
 	return c.Conn.Close()
 }
 
+// clogging is the script's dialer, and the connections that it has made, in order.
+func clogging(s *script) (dial dialer, made chan *clogged) {
+	made = make(chan *clogged, 8)
+	return through(s.dial, func(nc net.Conn) net.Conn {
+		w := &clogged{Conn: nc, closed: make(chan struct{})}
+		made <- w
+		return w
+	}), made
+}
+
 // A write that gets nowhere is silence, as with a host that is gone under load: the connection is given up after twice the Timeout, and
 // what was not taken goes to the next one.
 func TestAWriteThatGetsNowhereIsSilence(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newScript(t)
-		made := make(chan *clogged, 8)
-		c, p := s.connect(Options{Timeout: time.Second, Dialer: through(s.dial, func(nc net.Conn) net.Conn {
-			w := &clogged{Conn: nc, closed: make(chan struct{})}
-			made <- w
-			return w
-		})})
+		dial, made := clogging(s)
+		c, p := s.connect(Options{Timeout: time.Second, Dialer: dial})
 		go c.Do(background, "GET", "first")
 		p.expects("GET first")
 		(<-made).full.Store(true)

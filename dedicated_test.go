@@ -2842,12 +2842,8 @@ func TestWhatASessionHasInFlightAtItsEnd(t *testing.T) {
 func TestWhatComesBackFromARetiredConnectionIsDialledFor(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newLone(t)
-		made := make(chan *clogged, 8)
-		c := s.client(Options{Dialer: through(s.dial, func(nc net.Conn) net.Conn {
-			w := &clogged{Conn: nc, closed: make(chan struct{})}
-			made <- w
-			return w
-		})})
+		dial, made := clogging(s.script)
+		c := s.client(Options{Dialer: dial})
 		<-made
 		pop := func() <-chan Reply { return loneAsync(func() Reply { return c.Do(background, "BLPOP", "k", 0) }) }
 		first := pop()

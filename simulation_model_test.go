@@ -103,7 +103,7 @@ func (m *simModel) judgeTargets() {
 			if o.Named && slices.ContainsFunc(a.hosts, func(h int) bool { return simAddr(h) == d.addr }) {
 				return true
 			}
-			moves := strings.Contains(strings.ToUpper(a.frame), "MOVING\r\n") && strings.Contains(bare.Replace(a.frame), bare.Replace(d.addr)+"\r\n")
+			moves := simMoves(a.frame) && strings.Contains(bare.Replace(a.frame), bare.Replace(d.addr)+"\r\n")
 			return a.at <= d.at && o.allows(d.addr) && o.Mode != Disabled && moves
 		}
 		home := d.addr == simAddr(0) || o.Named && d.at >= m.s.calm // when all is well the name leads everywhere
@@ -662,7 +662,7 @@ func (m *simModel) judgeSessions() {
 func (m *simModel) judgeMoving() {
 	oldest := simForever
 	for _, a := range m.s.actions {
-		if strings.Contains(strings.ToUpper(a.frame), "MOVING\r\n") {
+		if simMoves(a.frame) {
 			oldest = min(oldest, a.at)
 		}
 	}
@@ -945,7 +945,7 @@ func (m *simModel) judgeAnnouncements() {
 // movesForEver says that a server tells each connection that opts in to move, until the end.
 func (m *simModel) movesForEver() bool {
 	return slices.ContainsFunc(m.s.actions, func(a simAction) bool {
-		return a.what == simSays && a.again && strings.Contains(strings.ToUpper(a.frame), "MOVING\r\n")
+		return a.what == simSays && a.again && simMoves(a.frame)
 	})
 }
 

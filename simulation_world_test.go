@@ -1104,9 +1104,12 @@ func (n *simNode) pushLocked(w *simWorld, frame []byte) {
 	}
 }
 
+// simMoves says that a frame is a MOVING, well formed or not.
+func simMoves(frame string) bool { return strings.Contains(strings.ToUpper(frame), "MOVING\r\n") }
+
 // movesLocked notes that a connection was told to move, if that is under way.
 func (c *simConn) movesLocked(frame []byte) {
-	if said := c.node.troubles[simFrozen] == 0 && c.ending == simAlive && !c.closed; said && bytes.Contains(bytes.ToUpper(frame), []byte("MOVING\r\n")) {
+	if said := c.node.troubles[simFrozen] == 0 && c.ending == simAlive && !c.closed; said && simMoves(string(frame)) {
 		c.moved = cmp.Or(c.moved, c.lastAt, 1)
 	}
 }
