@@ -677,15 +677,12 @@ func (s *faultStage) close() {
 // await waits long for what must come.
 func (s *faultStage) await(what string, so func() bool) {
 	s.t.Helper()
-	for end := time.Now().Add(faultPatience); !so(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(patience); !so(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			s.t.Fatalf("%s: not within %v\n%s", what, faultPatience, s.state())
+			s.t.Fatalf("%s: not within %v\n%s", what, patience, s.state())
 		}
 	}
 }
-
-// faultPatience is long, since a machine may be busy.
-const faultPatience = 2 * time.Minute
 
 // state is what is known when a wait was in vain.
 func (s *faultStage) state() string {

@@ -223,6 +223,8 @@ func (m *simModel) judgeToken(c *simCall, k int, token string) {
 	case answered && c.session > 0 && c.replies[k] == "+QUEUED": // in a transaction by hand
 	case answered && len(at) == 0:
 		m.breaks("2: %s was answered with %.60q and not executed", token, c.replies[k])
+	case answered && c.replies[k][0] != '-' && m.tooMuch(c):
+		m.breaks("6: %s was answered, with more than the limits allow", token)
 	case answered && simShortened(m.w.executions[at[0]].reply) != simShortened(c.replies[k]):
 		m.breaks("3: %s was answered with %.60q, and the server said %.60q", token, c.replies[k], m.w.executions[at[0]].reply)
 	case answered:
@@ -239,12 +241,18 @@ func (m *simModel) judgeToken(c *simCall, k int, token string) {
 }
 
 // mayBeSent says that a connection took bytes of a call, or the beginning of a command that does not tell whose it is, or was being written to
-// when the caller left: what stands behind that can no longer be taken back.
+// when the caller left: what stands behind that can no longer be taken back. Of a record that came in part nobody knows what is in it.
 func (m *simModel) mayBeSent(c *simCall) bool {
-	return m.connOf(c) != nil || slices.ContainsFunc(m.w.conns, func(o *simConn) bool {
+	return m.s.opts.TLS && m.endedBetween(0, c.ended) || m.connOf(c) != nil || slices.ContainsFunc(m.w.conns, func(o *simConn) bool {
 		return o.begunAt <= c.ended && (len(o.buf) > 0 || o.last == "MULTI") ||
 			slices.ContainsFunc(o.writes, func(of [2]time.Duration) bool { return of[0] <= c.ended && c.ended <= of[1] })
 	})
+}
+
+// tooMuch says that the reply to a call, if there is any, is deeper or wider than the client takes.
+func (m *simModel) tooMuch(c *simCall) bool {
+	o, n := &m.s.opts, m.s.callers[c.caller].steps[c.index].n
+	return c.what == simDeep && o.MaxDepth > 0 && n > o.MaxDepth || c.what == simWide && o.MaxElements > 0 && n > o.MaxElements
 }
 
 // abortedByNull says that a transaction was aborted by the server.
@@ -342,6 +350,7 @@ func (m *simModel) judgeCut(c *simCall, name string) {
 		if !m.endedIn(c.began, c.ended) {
 			m.breaks("6: %s failed, and no connection was lost: %v", name, c.err)
 		}
+	case conn == nil && m.s.opts.TLS && m.endedBetween(0, c.ended): // with a record that was lost behind the client's back
 	case conn == nil:
 		if !m.begunBy(c) {
 			m.breaks("6: %s failed with nothing of it written: %v", name, c.err)

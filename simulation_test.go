@@ -12,6 +12,7 @@ package baton
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"flag"
 	"fmt"
@@ -81,7 +82,9 @@ type simOptions struct {
 	Auth                                    simAuth
 	CredentialsTake                         time.Duration
 	CredentialsFail                         int // one time in so many; 0: they do not
-	MaxBacklogBytes, MaxReply               int
+	MaxBacklogBytes                         int
+	MaxReply, MaxDepth, MaxElements         int
+	TLS                                     bool
 }
 
 // simAuth is how a client says who it is.
@@ -151,6 +154,8 @@ const (
 	simIncr
 	simAppend // DoAppend
 	simLarge  // an ECHO of more than what is copied
+	simDeep   // an EVAL that is answered by n arrays within each other
+	simWide   // and one by an array of n elements
 	simBatch
 	simTx
 	simPush
@@ -166,7 +171,7 @@ const (
 	simWhats
 )
 
-var simWhatNames = [simWhats]string{"echo", "get", "set", "incr", "append", "large echo", "batch", "transaction", "push", "publish", "pop", "batch that pops", "listen", "add", "remove", "leave", "session", "watch"}
+var simWhatNames = [simWhats]string{"echo", "get", "set", "incr", "append", "large echo", "deep reply", "wide reply", "batch", "transaction", "push", "publish", "pop", "batch that pops", "listen", "add", "remove", "leave", "session", "watch"}
 
 // simAction is something that happens in the world, or to the client as a whole.
 type simAction struct {
@@ -446,12 +451,13 @@ func (s *simScript) generateOptions(r simDice) {
 	if r.oneIn(6) {
 		o.MaxBacklogBytes = 100 + r.IntN(2000)
 	}
-	if s.profile == simFaulty && r.oneIn(6) {
-		o.MaxReply = simSmall
+	if s.profile == simFaulty && r.oneIn(6) { // limits that some replies exceed
+		o.MaxReply, o.MaxDepth, o.MaxElements = pick(r, 0, simSmall), pick(r, 0, simShallow), pick(r, 0, simNarrow)
 	}
+	o.TLS = r.oneIn(10)
 }
 
-const simSmall = 30 << 10 // a MaxReply that some large replies exceed
+const simSmall, simShallow, simNarrow = 30 << 10, 8, 40
 
 func (s *simScript) generateLink(r simDice) (l simLink) {
 	way := []time.Duration{0, 0, 0, 50 * us, 200 * us, ms, 5 * ms}
@@ -522,6 +528,10 @@ func (s *simScript) generateCaller(r simDice, pace time.Duration) (c simCaller) 
 			st.what = pick(r, simEcho, simEcho, simEcho, simGet, simSet, simIncr, simIncr, simAppend, simBatch, simTx, simPush, simPublish, simPublish)
 			if large && r.oneIn(8) {
 				st.what, st.n = simLarge, pick(r, 20<<10, 70<<10, 200<<10)
+			} else if large && r.oneIn(8) {
+				st.what, st.n = simDeep, pick(r, 1, simShallow, simShallow+1, 100)
+			} else if large && r.oneIn(8) {
+				st.what, st.n = simWide, pick(r, 0, simNarrow, simNarrow+1, 2000)
 			}
 		case simPopper:
 			st.what, st.n = pick(r, simPop, simPop, simPopping), pick(r, 0, 5, 50, 300) // milliseconds
@@ -865,7 +875,7 @@ func (x *simRun) options() Options {
 	logger := slog.New(slog.DiscardHandler)
 	o := Options{Addr: simAddr(0), Dialer: x.w.dial, Conns: so.Conns, Timeout: so.Timeout, DialTimeout: so.DialTimeout, KeepAlive: so.KeepAlive,
 		MaxAge: so.MaxAge, MaxBacklog: so.MaxBacklog, MaxInFlight: so.MaxInFlight, MaxDedicated: so.MaxDedicated, MaxMessages: so.MaxMessages,
-		MaxBacklogBytes: so.MaxBacklogBytes, MaxReply: so.MaxReply, DB: so.DB, ClientName: so.ClientName, Logger: logger}
+		MaxBacklogBytes: so.MaxBacklogBytes, MaxReply: so.MaxReply, MaxDepth: so.MaxDepth, MaxElements: so.MaxElements, DB: so.DB, ClientName: so.ClientName, Logger: logger}
 	switch so.Auth {
 	case simPassword:
 		o.Password = simSecret
@@ -876,6 +886,9 @@ func (x *simRun) options() Options {
 	}
 	if so.FailFast {
 		o.Backlog = FailFast
+	}
+	if so.TLS {
+		o.TLS = &tls.Config{RootCAs: simRoots}
 	}
 	o.Maintenance = Maintenance{Mode: so.Mode, EndpointType: so.EndpointType, HoldCap: so.HoldCap, RelaxedTimeout: so.Relaxed, RelaxedWindowMax: so.WindowMax, PostEventRelaxed: so.PostEvent}
 	if so.RefuseFrom > 0 {
@@ -1172,6 +1185,8 @@ func (x *simRun) step(ctx context.Context, i, j int, st *simStep, limit time.Dur
 		x.single(begin(token), do, ctx, "ECHO", token)
 	case simLarge:
 		x.single(begin(token), do, ctx, "ECHO", token+"|"+simFill[:st.n])
+	case simDeep, simWide:
+		x.single(begin(token), do, ctx, "EVAL", simWhatNames[st.what], 0, st.n, token)
 	case simGet:
 		x.single(begin(token), do, ctx, "GET", key, token)
 	case simSet:

@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -24,6 +25,8 @@ import (
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
+
+	"example.com/baton/batontest"
 )
 
 // simNode is one address of the database. What is wrong with it is counted, since troubles may overlap.
@@ -273,10 +276,90 @@ func (w *simWorld) connect(ctx context.Context, addr string, link *simLink, from
 	if c.node.troubles[simStalls] > 0 {
 		c.endLocked(simStill, "its node stalls")
 	}
-	if link.socket {
+	if w.s.opts.TLS {
+		return c.secured(), nil
+	} else if link.socket {
 		return simSocket{c}, nil
 	}
 	return c, nil
+}
+
+// --- TLS ---
+
+var simCertificate, simRoots = batontest.SelfSigned(simHost, "10.1.0.1", "10.1.0.2", "10.1.0.3")
+
+// simSecured is the client's end of a connection with TLS. What is in it is spoken to a connection as any other, which sees the plain text and
+// has the faults: so a cut falls behind a record that the client knows to be written, and at the end of one that it reads. Handshakes take no
+// time; who stalls, stalls before them.
+type simSecured struct {
+	net.Conn // records, to and from whoever decodes them
+	plain    *simConn
+}
+
+func (c *simConn) secured() net.Conn {
+	client, server := net.Pipe()
+	config := &tls.Config{Certificates: []tls.Certificate{simCertificate}, SessionTicketsDisabled: true} // a pipe has no room for tickets
+	go c.decode(server, tls.Server(server, config))
+	if secured := (simSecured{client, c}); !c.link.socket {
+		return secured
+	} else {
+		return simSecuredSocket{secured}
+	}
+}
+
+// simSecuredSocket is as simSocket.
+type simSecuredSocket struct{ simSecured }
+
+func (simSecuredSocket) SyscallConn() (syscall.RawConn, error) { return nil, syscall.ENOTSUP }
+
+func (s simSecured) RemoteAddr() net.Addr { return s.plain.RemoteAddr() }
+
+func (s simSecured) SetReadDeadline(t time.Time) error {
+	if s.plain.link.timeless {
+		return os.ErrNoDeadline
+	}
+	return s.Conn.SetReadDeadline(t)
+}
+
+func (s simSecured) Close() error {
+	s.plain.Close()
+	return s.Conn.Close()
+}
+
+// decode is the server's end of TLS. What ends the connection behind it ends the pipe; an end without a fault is told before.
+func (c *simConn) decode(pipe net.Conn, records *tls.Conn) {
+	c.w.mu.Lock()
+	for c.ending == simStill && !c.closed {
+		c.wakes.Wait()
+	}
+	c.w.mu.Unlock()
+	go func() {
+		defer pipe.Close()
+		buf := make([]byte, 16<<10)
+		for {
+			n, err := records.Read(buf)
+			if err == nil {
+				_, err = c.Write(buf[:n])
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	buf := make([]byte, 16<<10)
+	for {
+		n, err := c.Read(buf)
+		if err == nil {
+			_, err = records.Write(buf[:n])
+		}
+		if err == io.EOF {
+			records.CloseWrite()
+			return
+		} else if err != nil {
+			pipe.Close()
+			return
+		}
+	}
 }
 
 // --- who is who ---
@@ -328,6 +411,9 @@ func (c *simConn) lackingLocked() string {
 	o := &c.w.s.opts
 	types := map[EndpointType]string{EndpointAuto: "internal-ip", EndpointInternalIP: "internal-ip", EndpointInternalFQDN: "internal-fqdn",
 		EndpointExternalIP: "external-ip", EndpointExternalFQDN: "external-fqdn", EndpointNone: "none"}
+	if o.TLS { // a name is what a certificate is for
+		types[EndpointAuto] = "internal-fqdn"
+	}
 	asks := o.Mode != Disabled && c.protocol == 3
 	switch {
 	case o.Auth != simNobody && c.user == "":
@@ -782,10 +868,20 @@ func (c *simConn) executeLocked(cmd *simCommand) []byte {
 	if r, ok := v.(simRaw); ok {
 		return r
 	}
-	if text, ok := v.(string); ok && c.w.s.opts.MaxReply > 0 {
-		c.outsized = c.outsized || len(text) > c.w.s.opts.MaxReply
-	}
+	c.outsized = c.outsized || c.w.s.opts.exceeds(v)
 	return simEncode(nil, v)
+}
+
+// exceeds says that a reply is more than a client takes.
+func (o *simOptions) exceeds(v any) bool {
+	text, _ := v.(string)
+	elems, _ := v.([]any)
+	deep := 0
+	for e := elems; len(e) > 0; e, _ = e[0].([]any) {
+		deep++
+	}
+	more := func(n, limit int) bool { return limit > 0 && n > limit }
+	return more(len(text), o.MaxReply) || more(deep, o.MaxDepth) || more(max(len(elems), deep), o.MaxElements)
 }
 
 type simRaw []byte // a reply, or several frames, encoded
@@ -918,6 +1014,8 @@ func (c *simConn) valueLocked(name string, args []string) any {
 		return simStatus("PONG")
 	case "ECHO":
 		return args[1]
+	case "EVAL":
+		return simShaped(args)
 	case "GET":
 		if v, ok := w.values[c.key(args[1])]; ok {
 			return v
@@ -954,6 +1052,23 @@ func (c *simConn) valueLocked(name string, args []string) any {
 		return c.subscribeLocked(kind, args[1:])
 	}
 	return &ServerError{"ERR", "unknown command '" + name + "'"}
+}
+
+// simShaped is what simDeep and simWide are answered by: within each other, or one beside the other, there is so much.
+func simShaped(args []string) any {
+	n, _ := strconv.Atoi(args[3])
+	if args[1] == simWhatNames[simWide] {
+		elems := make([]any, n)
+		for i := range elems {
+			elems[i] = i
+		}
+		return elems
+	}
+	elems := []any{args[4]}
+	for range n - 1 {
+		elems = []any{elems}
+	}
+	return elems
 }
 
 // changedLocked tells those who watch a key.
