@@ -1164,10 +1164,11 @@ func (m *simModel) judgeListener(l *simListener) {
 	}
 	due, place := m.due(l)
 	last := map[string]int{} // of each topic: the next that may be heard
-	next, gap, missed, losses := 0, time.Duration(-1), 0, m.losses()
+	since := map[string]bool{} // topics of which something has come behind the gap: nothing of theirs is missing there any more
+	next, gap, missed, lost, losses := 0, time.Duration(-1), 0, false, m.losses()
 	skip := func(to int) {
 		for ; next < to; next++ {
-			if due[next].sure && due[next].at > gap {
+			if d := due[next]; d.sure && (d.at > gap || since[d.topic[0].name]) {
 				m.breaks("8: %s missed %q, published at %v, without a gap", name, due[next].payload, due[next].at)
 			}
 			missed--
@@ -1178,7 +1179,8 @@ func (m *simModel) judgeListener(l *simListener) {
 			m.breaks("8: %s heard %q at %v, and was closed at %v", name, h.payload, h.at, l.left)
 		}
 		if h.payload == "" {
-			gap, missed = h.at, h.missed
+			gap, missed, lost = h.at, h.missed, h.missed < 0
+			clear(since)
 			if h.missed < 0 && !slices.ContainsFunc(losses, func(t time.Duration) bool { return t <= h.at }) {
 				m.breaks("8: %s had a gap at %v, and nothing was lost", name, h.at)
 			}
@@ -1200,9 +1202,11 @@ func (m *simModel) judgeListener(l *simListener) {
 			if was >= 0 && missed > 0 {
 				m.breaks("8: %s was told of %d messages more than it missed", name, missed)
 			}
-			next, gap, missed = i+1, -1, 0
+			if next, missed = i+1, 0; !lost { // a loss is one of each topic, whatever comes of the others
+				gap = -1
+			}
 		}
-		last[h.name] = i + 1
+		last[h.name], since[h.name] = i+1, true
 	}
 	if l.s != nil && l.err == nil && l.left == simForever && !m.s.closes() {
 		skip(len(due))
@@ -1211,7 +1215,7 @@ func (m *simModel) judgeListener(l *simListener) {
 
 // judgeAsked: Subscribe and Add end as any call does, Remove at once.
 func (m *simModel) judgeAsked(l *simListener, a *simAsked, name string) {
-	over := l.left <= a.ended || l.err != nil && l.ended <= a.ended || m.closing <= a.ended
+	over := l.left <= a.ended || l.err != nil && (l.ended <= a.ended || l.err == a.err) || m.closing <= a.ended // who listens may learn it later
 	removed := func(r *simAsked) bool {
 		return r.removes && a.began <= r.began && r.began <= a.ended && slices.ContainsFunc(r.names, func(n string) bool { return slices.Contains(a.names, n) })
 	}
