@@ -1163,7 +1163,7 @@ func (m *simModel) judgeListener(l *simListener) {
 		m.judgeSubscribeError(l, l.err, l.ended, name)
 	}
 	due, place := m.due(l)
-	last := map[string]int{} // of each topic: the next that may be heard
+	last := map[string]int{}   // of each topic: the next that may be heard
 	since := map[string]bool{} // topics of which something has come behind the gap: nothing of theirs is missing there any more
 	next, gap, missed, lost, losses := 0, time.Duration(-1), 0, false, m.losses()
 	skip := func(to int) {
