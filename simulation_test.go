@@ -329,6 +329,10 @@ func simGenerate(seed uint64) *simScript {
 		s.generateSilence(r)
 	case 3:
 		s.generateOutage(r)
+	case 4:
+		s.generateVain(r)
+	case 5:
+		s.generateTorn(r)
 	}
 	if s.bound() > time.Hour { // which is not to be filled with PINGs and handoffs
 		s.opts.KeepAlive, s.opts.MaxAge = 0, 0
@@ -368,6 +372,40 @@ func (s *simScript) generateSilence(r simDice) {
 	s.opts.Timeout, s.opts.KeepAlive = pick(r, 20*ms, 200*ms), 100*ms
 	s.callers = append(s.callers, simCaller{steps: []simStep{{what: simEcho}}})
 	s.actions = append(s.actions, simAction{at: r.span(500 * ms), what: simCut, how: simHole, last: 5 * time.Second})
+}
+
+// generateVain has a server announce that it moves, and stay, since nobody takes connections, itself included, for longer than anybody tries.
+func (s *simScript) generateVain(r simDice) {
+	s.profile = simFaulty
+	s.opts.DialTimeout, s.opts.Relaxed = pick(r, 50*ms, 200*ms), pick(r, -1, 300*ms)
+	for range 1 + r.IntN(3) {
+		c := simCaller{at: r.span(10 * ms)}
+		for range 20 {
+			c.steps = append(c.steps, simStep{think: r.span(200 * ms), what: pick(r, simEcho, simIncr, simBatch), n: 1 + r.IntN(3), key: r.IntN(4)})
+		}
+		s.callers = append(s.callers, c)
+	}
+	for node := range simNodes {
+		s.actions = append(s.actions, simAction{at: 20 * ms, what: simTroubled, node: node, state: pick(r, simRefuses, simStalls), last: 5 * time.Second})
+	}
+	frame := simList('>', simBulk("MOVING"), ":1\r\n", pick(r, ":0\r\n", ":1\r\n"), simBulk(simAddr(1+r.IntN(simNodes-1))))
+	s.actions = append(s.actions, simAction{at: 20*ms + r.span(100*ms), what: simMoving, frame: frame, last: time.Second})
+}
+
+// generateTorn has connections end in the middle of what is written, again and again.
+func (s *simScript) generateTorn(r simDice) {
+	s.profile = simFaulty
+	for i := range s.links {
+		l := &s.links[i]
+		l.cutUp, l.cutBy = 300+r.IntN(600), pick(r, simReset, simReset, simClosed)
+	}
+	for range 2 {
+		c := simCaller{at: r.span(10 * ms)}
+		for range 20 {
+			c.steps = append(c.steps, simStep{think: r.span(5 * ms), what: pick(r, simEcho, simBatch, simBatch, simTx), n: 2 + r.IntN(4), key: r.IntN(4)})
+		}
+		s.callers = append(s.callers, c)
+	}
 }
 
 // generateOutage has nobody to connect to for a while, and callers who do not wait for that if the policy is FailFast.
