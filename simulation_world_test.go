@@ -300,11 +300,10 @@ func (c *simConn) secured() net.Conn {
 	client, server := net.Pipe()
 	config := &tls.Config{Certificates: []tls.Certificate{simCertificate}, SessionTicketsDisabled: true} // a pipe has no room for tickets
 	go c.decode(server, tls.Server(server, config))
-	if secured := (simSecured{client, c}); !c.link.socket {
-		return secured
-	} else {
-		return simSecuredSocket{secured}
+	if c.link.socket {
+		return simSecuredSocket{simSecured{client, c}}
 	}
+	return simSecured{client, c}
 }
 
 // simSecuredSocket is as simSocket.
