@@ -677,10 +677,8 @@ func (s *faultStage) close() {
 // await waits long for what must come.
 func (s *faultStage) await(what string, so func() bool) {
 	s.t.Helper()
-	for end := time.Now().Add(patience); !so(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			s.t.Fatalf("%s: not within %v\n%s", what, patience, s.state())
-		}
+	if !comes(so) {
+		s.t.Fatalf("%s: not within %v\n%s", what, patience, s.state())
 	}
 }
 

@@ -561,15 +561,23 @@ func TestRedisBatches(t *testing.T) {
 // eventually waits in real time until something is so.
 func eventually(t *testing.T, what string, so func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !so(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v", what, patience)
-		}
+	if !comes(so) {
+		t.Fatalf("%s: not within %v", what, patience)
 	}
 }
 
 // patience is for what must come, on whatever machine.
 const patience = 2 * time.Minute
+
+// comes waits until something is so, or there is no patience left.
+func comes(so func() bool) bool {
+	for end := time.Now().Add(patience); !so(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			return false
+		}
+	}
+	return true
+}
 
 // counters is load that knows what a counter may be. Each worker increments a key of its own, which begins far from all others,
 // so a reply that is not its next number, give or take the INCRs that may have been executed before, is somebody

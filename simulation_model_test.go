@@ -223,7 +223,7 @@ func (m *simModel) judgeToken(c *simCall, k int, token string) {
 	case answered && c.session > 0 && c.replies[k] == "+QUEUED": // in a transaction by hand
 	case answered && len(at) == 0:
 		m.breaks("2: %s was answered with %.60q and not executed", token, c.replies[k])
-	case answered && c.replies[k][0] != '-' && m.tooMuch(c):
+	case answered && m.w.executions[at[0]].outsized:
 		m.breaks("6: %s was answered, with more than the limits allow", token)
 	case answered && simShortened(m.w.executions[at[0]].reply) != simShortened(c.replies[k]):
 		m.breaks("3: %s was answered with %.60q, and the server said %.60q", token, c.replies[k], m.w.executions[at[0]].reply)
@@ -247,12 +247,6 @@ func (m *simModel) mayBeSent(c *simCall) bool {
 		return o.begunAt <= c.ended && (len(o.buf) > 0 || o.last == "MULTI") ||
 			slices.ContainsFunc(o.writes, func(of [2]time.Duration) bool { return of[0] <= c.ended && c.ended <= of[1] })
 	})
-}
-
-// tooMuch says that the reply to a call, if there is any, is deeper or wider than the client takes.
-func (m *simModel) tooMuch(c *simCall) bool {
-	o, n := &m.s.opts, m.s.callers[c.caller].steps[c.index].n
-	return c.what == simDeep && o.MaxDepth > 0 && n > o.MaxDepth || c.what == simWide && o.MaxElements > 0 && n > o.MaxElements
 }
 
 // abortedByNull says that a transaction was aborted by the server.

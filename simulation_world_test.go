@@ -96,6 +96,8 @@ type simExecution struct {
 	name  string
 	reply string // as simText writes it
 	tx    int    // the number of its transaction; 0: none
+
+	outsized bool // the reply is more than the client takes
 }
 
 // simCommand is a command that a server was sent.
@@ -333,31 +335,13 @@ func (c *simConn) decode(pipe net.Conn, records *tls.Conn) {
 	}
 	c.w.mu.Unlock()
 	go func() {
-		defer pipe.Close()
-		buf := make([]byte, 16<<10)
-		for {
-			n, err := records.Read(buf)
-			if err == nil {
-				_, err = c.Write(buf[:n])
-			}
-			if err != nil {
-				return
-			}
-		}
+		io.Copy(c, records)
+		pipe.Close()
 	}()
-	buf := make([]byte, 16<<10)
-	for {
-		n, err := c.Read(buf)
-		if err == nil {
-			_, err = records.Write(buf[:n])
-		}
-		if err == io.EOF {
-			records.CloseWrite()
-			return
-		} else if err != nil {
-			pipe.Close()
-			return
-		}
+	if _, err := io.Copy(records, c); err == nil {
+		records.CloseWrite()
+	} else {
+		pipe.Close()
 	}
 }
 
@@ -944,7 +928,7 @@ func (c *simConn) carryOutLocked(cmd *simCommand) any {
 // executedLocked writes down what was carried out.
 func (c *simConn) executedLocked(cmd *simCommand, name string, reply any, tx int) any {
 	if token := cmd.token(); token != "" {
-		c.w.executions = append(c.w.executions, simExecution{c.w.now(), c, token, name, simText(reply), tx})
+		c.w.executions = append(c.w.executions, simExecution{c.w.now(), c, token, name, simText(reply), tx, c.w.s.opts.exceeds(reply)})
 	}
 	return reply
 }
